@@ -1,0 +1,28 @@
+"""headrace: why an accelerator waits during PyTorch training, and what to change.
+
+Importing it costs nothing: torch, and every part of headrace, is imported where it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.observe.api import observe as observe
+
+__all__ = ["__version__", "observe"]
+
+# Written down twice (pyproject.toml; a test compares them): asking importlib.metadata takes 50 ms.
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "observe":
+        from headrace.observe.api import observe
+
+        return observe
+    raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "observe"})

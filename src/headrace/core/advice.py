@@ -1,0 +1,287 @@
+"""What to change for each cause, the line to write, and what it is predicted to bring. Pure.
+
+Advice is checked before it is given: where workers cannot start as the program stands, the first change is the one that
+lets them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ..records.run import Change, Hotspot
+from . import stats, whatif
+from .causes import Verdict, pool_frac
+from .lines import dataloader_line
+from .measure import Facts
+from .pipeline import Measured
+from .whatif import Gain
+
+
+def changes(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    """The changes for this verdict, the most useful first. Empty for ``compute``: nothing to gain from data."""
+    make = _BY_CAUSE.get(verdict.cause)
+    found = make(facts, verdict, hotspots) if make else []
+    return [change for change in found if change.speedup is None or change.speedup >= 1.01] or found[:1]
+
+
+def _change(what: str, gain: Gain | None, line: str | None = None, from_: Any = None, to: Any = None) -> Change:
+    if gain is None:
+        return Change(what=what, from_=from_, to=to, line=line)
+    lo, mid, hi = (round(value, 3) for value in (gain.lo, gain.speedup, gain.hi))
+    return Change(what=what, from_=from_, to=to, line=line, speedup=mid, speedup_ci=(min(lo, mid), max(hi, mid)))
+
+
+def _workers(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    best = whatif.best_workers(facts, prefetch=(2, 4) if facts.num_workers else (2,))
+    if best is None:
+        return [_change("num_workers", None)]
+    config, gain = best
+    found = list(_first_things_first(facts))
+    if config.num_workers != facts.num_workers or config.prefetch_factor != whatif.current(facts).prefetch_factor:
+        line = dataloader_line(
+            facts.view.info,
+            num_workers=config.num_workers,
+            prefetch_factor=config.prefetch_factor if config.prefetch_factor != 2 else None,
+            persistent_workers=True if len(facts.view.passes) > 1 else None,
+        )
+        found.append(_change("num_workers", gain, line, facts.num_workers, config.num_workers))
+    return found
+
+
+def _first_things_first(facts: Facts) -> list[Change]:
+    """What must change before workers can start: the guard for spawn, a dataset that pickles."""
+    info = facts.view.info
+    if facts.num_workers or info.get("start_method") in (None, "fork"):
+        return []
+    found = []
+    if info.get("guard") is False:
+        found.append(Change(what="main guard", to="if __name__ == '__main__':", line="if __name__ == '__main__':\n    main()"))
+    if info.get("pickles") is False:
+        found.append(Change(what="picklable dataset", to="module level", line="# move the dataset, collate_fn and their functions to module level"))
+    return found
+
+
+def _storage(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    found = [] if _on_lock(hotspots) else _workers(facts, verdict, hotspots)
+    where = _where(hotspots)
+    without = whatif.gain(facts, change=_without_blocked)
+    found.append(_change("blocking in the dataset", without, f"# {where}: stage it locally, pack it into shards, or cache it"))
+    return found
+
+
+def _on_lock(hotspots: list[Hotspot]) -> bool:
+    blocked = [spot for spot in hotspots if spot.state != "running"]
+    return bool(blocked) and blocked[0].state.startswith("lock")
+
+
+def _where(hotspots: list[Hotspot]) -> str:
+    blocked = [spot for spot in hotspots if spot.state != "running"]
+    return f"{blocked[0].site} waits for {blocked[0].state}" if blocked else "the dataset waits"
+
+
+def _without_blocked(base: Measured) -> Measured:
+    return dataclasses.replace(base, fetch=[(on_cpu, 0.0) for on_cpu, _ in base.fetch])
+
+
+def _preprocess(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    top = next((spot for spot in hotspots if spot.state == "running"), None)
+    share = top.share_frac if top else 0.5
+    where = f"{top.site} ({top.function})" if top else "the dataset's slowest function"
+    gain = whatif.gain(facts, change=lambda base: _scale_cpu(base, 1.0 - share))
+    found = [_change("work per sample", gain, f"# {where}: do it once and store the result, or use a faster one", 1.0, round(1 - share, 3))]
+    free = whatif.gain(facts, change=lambda base: _scale_cpu(base, 0.05))
+    found.append(_change("all work per sample", free, "# store the samples decoded and resized", 1.0, 0.05))
+    best = whatif.best_workers(facts)
+    if best is not None and best[0].num_workers != facts.num_workers and best[1].speedup > 1.05:
+        found.insert(0, _workers(facts, verdict, hotspots)[-1])
+    return found
+
+
+def _scale_cpu(base: Measured, factor: float) -> Measured:
+    return dataclasses.replace(base, fetch=[(on_cpu * factor, blocked) for on_cpu, blocked in base.fetch])
+
+
+def _oversubscribed(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    host = facts.host
+    if verdict.detail == "threads":
+        line = "torch.set_num_threads(1)  # in worker_init_fn; OMP_NUM_THREADS=1, cv2.setNumThreads(0) alike"
+        return [_change("threads per worker", threads_gain(facts), line, host.worker_threads, 1)]
+    if verdict.detail == "affinity":
+        line = "# lift the CPU affinity: taskset, numactl, the batch system's CPU binding"
+        return [_change("affinity", affinity_gain(facts), line, host.narrow_cpus, host.machine_cores)]
+    if verdict.detail == "workers":
+        fewer = fewer_gain(facts)
+        number = max(int(whatif.cores(facts)), 1)
+        return [_change("num_workers", fewer, dataloader_line(facts.view.info, num_workers=number), facts.num_workers, number)]
+    line = "# raise the CPU limit: docker --cpus, resources.limits.cpu, cpu.max"
+    return [_change("CPU quota", quota_gain(facts), line, host.quota_cores, host.allowed_cores)]
+
+
+def quota_gain(facts: Facts) -> Gain | None:
+    """With all allowed cores instead of the quota."""
+    if facts.host.quota_cores is None or facts.host.allowed_cores is None:
+        return None
+    return _with_cores(facts, max(facts.host.allowed_cores - (facts.host.outside_cores or 0.0), 0.5))
+
+
+def affinity_gain(facts: Facts) -> Gain | None:
+    """With all cores of the machine that others leave."""
+    if facts.host.machine_cores is None:
+        return None
+    idle = facts.host.machine_idle_cores
+    used = facts.host.job_cores or 0.0
+    return _with_cores(facts, min(facts.host.machine_cores, (idle or 0.0) + used) if idle is not None else facts.host.machine_cores)
+
+
+def _with_cores(facts: Facts, cores: float) -> Gain | None:
+    return whatif.gain(facts, change=lambda base: dataclasses.replace(base, cores=max(cores, base.cores)))
+
+
+def threads_gain(facts: Facts) -> Gain | None:
+    """With one thread per worker: the pool's own time vanishes but for what the work needs.
+
+    What a pool wastes (spinning at barriers, switching) cannot be told from its work without an experiment; the time its
+    threads were ready without a core bounds it from above, and the interval says so.
+    """
+    pool = pool_frac(facts)
+    if pool <= 0:
+        return None
+    base = whatif.measured(facts)
+    if base is None:
+        return None
+    host = facts.host
+    system = host.worker_system_frac or 0.0
+    waste = min(pool * 0.5 + system * 0.5, 0.9)
+    gain = whatif.gain(facts, change=lambda b: dataclasses.replace(b, fetch=_one_thread(b, waste), fetch_threads=1.0))
+    return gain
+
+
+def _one_thread(base: Measured, waste: float) -> list[tuple[float, float]]:
+    threads = base.fetch_threads
+    return [(on_cpu * threads * (1 - waste), 0.0) for on_cpu, _ in base.fetch]
+
+
+def fewer_gain(facts: Facts) -> Gain | None:
+    """With as many workers as cores."""
+    number = max(int(whatif.cores(facts)), 1)
+    if facts.num_workers <= number:
+        return None
+    return whatif.gain(facts, dataclasses.replace(whatif.current(facts), num_workers=number))
+
+
+def _collate(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    name = facts.view.info.get("collate") or "collate_fn"
+    gain = whatif.gain(facts, change=lambda base: dataclasses.replace(base, collate_ns=0.0))
+    return [_change("collate_fn", gain, f"# {name}: build one array per field and fill it by slices, no Python loop per element")]
+
+
+def _transport(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    sizes = [task for task in facts.tasks if task.num_bytes is not None]
+    tensors = stats.mean([float(t.num_tensors or 0) for t in sizes]) if sizes else 0.0
+    num_bytes = stats.mean([float(t.num_bytes or 0) for t in sizes]) if sizes else 0.0
+    if tensors > 16 and tensors * whatif.NS_PER_TENSOR > num_bytes * whatif.SERIALISE_NS_PER_BYTE:
+        gain = whatif.gain(facts, change=_scale_transport(1.5 / tensors))
+        return [_change("tensors per batch", gain, "# collate_fn: concatenate into one tensor and split it in the training loop", round(tensors), 1)]
+    gain = whatif.gain(facts, change=_scale_transport(0.25))
+    line = "# send uint8 and convert on the device: x.to(device).float().div_(255)"
+    return [_change("bytes per batch", gain, line, round(num_bytes), round(num_bytes / 4))]
+
+
+def _scale_transport(factor: float) -> Callable[[Measured], Measured]:
+    def change(base: Measured) -> Measured:
+        return dataclasses.replace(base, serialise_ns=base.serialise_ns * factor, deserialise_ns=base.deserialise_ns * factor)
+
+    return change
+
+
+def _straggler(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    now = whatif.current(facts)
+    found = []
+    for prefetch in (4, 8, 16):
+        if prefetch <= now.prefetch_factor:
+            continue
+        gain = whatif.gain(facts, dataclasses.replace(now, prefetch_factor=prefetch))
+        line = dataloader_line(facts.view.info, prefetch_factor=prefetch)
+        found.append(_change("prefetch_factor", gain, line, now.prefetch_factor, prefetch))
+    found.sort(key=lambda change: -(change.speedup or 0.0))
+    found = found[:1]
+    if now.in_order:
+        gain = whatif.gain(facts, dataclasses.replace(now, in_order=False))
+        line = dataloader_line(facts.view.info, in_order=False) + "  # batches come in another order"
+        found.append(_change("in_order", gain, line, True, False))
+    found.sort(key=lambda change: -(change.speedup or 0.0))
+    slow = max(facts.tasks, key=lambda task: task.slowest_ns, default=None)
+    if slow is not None and slow.slowest_index is not None and slow.slowest_ns:
+        found.append(Change(what="slow sample", from_=slow.slowest_index, line=f"# dataset[{slow.slowest_index}] takes {slow.slowest_ns / 1e6:.0f} ms"))
+    return found
+
+
+def _epoch(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    if facts.num_workers and not facts.view.info.get("persistent_workers"):
+        line = dataloader_line(facts.view.info, persistent_workers=True)
+        return [_change("persistent_workers", persistent_gain(facts), line, False, True)]
+    return [_change("work at iter()", whatif.removed(facts, facts.epoch_excess_ns), "# open the dataset once, not in __iter__")]
+
+
+def persistent_gain(facts: Facts) -> Gain:
+    """Every pass but the first starts as the model says a warm pool does: one batch's fetch, no new workers."""
+    steps = [step for step in facts.view.steps if step.first]
+    fetches = [float(task.fetch1 - task.fetch0) for task in facts.tasks]
+    warm = stats.median(fetches) if fetches else 0.0
+    saved = 0.0
+    for one, first in zip(facts.view.passes, steps, strict=False):
+        saved += max(one.iter_ns + one.stop_ns + first.wait_ns - warm, 0.0)
+    passes = max(len(facts.view.passes), 1)
+    return whatif.removed(facts, saved * (passes - 1) / passes if passes > 1 else 0.0)
+
+
+def _memory(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    if verdict.detail == "faults":
+        from .causes import memory_frac
+
+        share = memory_frac(facts)
+        gain = whatif.gain(facts, change=lambda base: _scale_cpu(base, 1.0 - share))
+        line = "# keep the dataset's lists as one numpy array or torch tensor: no reference counts, no copied pages"
+        return [_change("Python objects in the dataset", gain, line, "list", "array")]
+    line = "# raise the memory limit, or fewer workers (each holds prefetch_factor batches)"
+    return [_change("memory limit", whatif.gain(facts, change=_without_blocked), line)]
+
+
+def _outside(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    gain = whatif.removed(facts, facts.parts_ns["outside"])
+    what = "checkpoints" if facts.save_ns > 0.5 * facts.parts_ns["outside"] else "pauses between steps"
+    line = "# less often, or in the background" if what == "checkpoints" else "# evaluate and log less often, or in the background"
+    return [_change(what, gain, line)]
+
+
+def _rank(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    return [_change("the late rank", whatif.removed(facts, facts.parts_ns["rank"]), f"# {verdict.detail}")]
+
+
+def _copy(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    line = dataloader_line(facts.view.info, pin_memory=True) + "  and  x.to(device, non_blocking=True)"
+    return [_change("pin_memory", whatif.removed(facts, facts.parts_ns["copy"], 0.5), line, False, True)]
+
+
+def _sync(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
+    return [_change("waits for the device", whatif.removed(facts, facts.parts_ns["sync"], 0.9), "# .item() every n steps only")]
+
+
+_BY_CAUSE: dict[str, Callable[[Facts, Verdict, list[Hotspot]], list[Change]]] = {
+    "workers": _workers,
+    "storage": _storage,
+    "preprocess": _preprocess,
+    "oversubscribed": _oversubscribed,
+    "collate": _collate,
+    "transport": _transport,
+    "straggler": _straggler,
+    "epoch": _epoch,
+    "memory": _memory,
+    "outside": _outside,
+    "rank": _rank,
+    "copy": _copy,
+    "sync": _sync,
+    "pin": _copy,
+}

@@ -1,0 +1,92 @@
+"""Decodes the mapped event files of the agent into plain tuples, and groups them by kind. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from ..records import rundir as f
+
+_EVENT = struct.Struct("<8Q")
+_CELLS = struct.Struct("<8Q")
+
+
+class Event(NamedTuple):
+    """One event; see ``records.rundir.EventKind`` for the meaning of ``a`` to ``e``. Times are monotonic ns."""
+
+    kind: int
+    t0: int
+    t1: int
+    a: int
+    b: int
+    c: int
+    d: int
+    e: int
+
+    @property
+    def dur_ns(self) -> int:
+        return self.t1 - self.t0
+
+
+class EventFile(NamedTuple):
+    """A decoded ``.ev`` file. ``num_lost``: events that the ring has overwritten (they lie between head and ring)."""
+
+    pid: int
+    start_ns: int
+    hook_ns: int
+    events: list[Event]
+    num_lost: int
+
+
+def decode(data: bytes) -> EventFile | None:
+    """Decodes the bytes of a ``.ev`` file, also one whose writer was killed in the middle. None when it is not one."""
+    if len(data) < f.EVENT_HEADER_BYTES:
+        return None
+    cells = _CELLS.unpack_from(data)
+    if cells[f.CELL_MAGIC] != f.EVENT_MAGIC:
+        return None
+    written = cells[f.CELL_NUM_EVENTS]
+    capacity = f.HEAD_EVENTS + f.RING_EVENTS
+    end = min(f.EVENT_HEADER_BYTES + min(written, capacity) * f.EVENT_BYTES, len(data))
+    end -= (end - f.EVENT_HEADER_BYTES) % f.EVENT_BYTES
+    body = memoryview(data)[f.EVENT_HEADER_BYTES : end]
+    events = [Event._make(fields) for fields in _EVENT.iter_unpack(body) if fields[0]]
+    if written > capacity:
+        at = f.HEAD_EVENTS + (written - f.HEAD_EVENTS) % f.RING_EVENTS
+        events = events[: f.HEAD_EVENTS] + events[at:] + events[f.HEAD_EVENTS : at]
+    return EventFile(cells[f.CELL_PID], cells[f.CELL_START_NS], cells[f.CELL_HOOK_NS], events, max(written - capacity, 0))
+
+
+class Trace:
+    """All that one interpreter or fork left: its meta lines and its events by kind (each list in time order)."""
+
+    def __init__(self, start: dict[str, Any], meta: list[dict[str, Any]], file: EventFile | None) -> None:
+        self.start = start
+        self.pid: int = start["pid"]
+        self.ppid: int = start.get("ppid", 0)
+        self.start_ns: int = start.get("t_ns", 0)
+        self.rank: int | None = start.get("rank")
+        self.meta = meta
+        self.hook_ns = file.hook_ns if file else 0
+        self.num_lost = file.num_lost if file else 0
+        self.by_kind: dict[int, list[Event]] = defaultdict(list)
+        for event in file.events if file else ():
+            self.by_kind[event.kind].append(event)
+        for events in self.by_kind.values():
+            events.sort(key=lambda event: event.t0)
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """The meta lines of one kind, in the order they were written."""
+        return [line for line in self.meta if line.get("k") == kind]
+
+    def of(self, kind: f.EventKind) -> list[Event]:
+        return self.by_kind.get(kind, [])
+
+    @property
+    def is_trainer(self) -> bool:
+        return bool(self.of(f.EventKind.NEXT) or self.of(f.EventKind.CALL) or self.of(f.EventKind.OPTIMIZER))
+
+    @property
+    def is_worker(self) -> bool:
+        return bool(self.lines("worker"))

@@ -1,0 +1,264 @@
+"""One loader's numbers: shares of time, splits of the wait, service times. Facts only; ``causes`` decides. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+
+from ..records import rundir as f
+from . import stats
+from .attribution import PLACES, Task, TaskIndex, queued_behind, split_wait
+from .events import Trace
+from .hostfacts import HostFacts
+from .timeline import LoaderView, Step
+
+Kind = f.EventKind
+#: A body this many times the median, and longer by this much, holds a pause (checkpoint, logging), not a step.
+PAUSE_FACTOR, PAUSE_NS = 3.0, 2_000_000
+#: A fetch this many times the median is a slow batch.
+SLOW_FACTOR = 2.5
+
+
+@dataclasses.dataclass
+class Facts:
+    """What was measured of one loader in one process. Times in ns over the whole observed span unless said otherwise."""
+
+    view: LoaderView
+    host: HostFacts
+    tasks: list[Task]
+    total_ns: int = 0
+    parts_ns: dict[str, float] = dataclasses.field(default_factory=dict)
+    wait_ns: dict[str, float] = dataclasses.field(default_factory=dict)
+    #: Steady stall only, with time in a queue charged to what the worker did meanwhile.
+    charged_ns: dict[str, float] = dataclasses.field(default_factory=dict)
+    steady_stall_frac: float | None = None
+    stall_ci: tuple[float, float] | None = None
+    epoch_excess_ns: float = 0.0
+    #: The awaited fetches' own split: on_cpu, run_queue, blocked; sums to 1; None when nobody awaited a fetch.
+    fetch_split: dict[str, float] | None = None
+    slow_wait_frac: float = 0.0
+    pause_ns: float = 0.0
+    gap_ns: float = 0.0
+    nested_ns: float = 0.0
+    num_pauses: int = 0
+    save_ns: float = 0.0
+    backward_ns: float = 0.0
+    dist_ns: float = 0.0
+    copy_ns: float = 0.0
+    copy_bytes: int = 0
+    num_pageable_copies: int = 0
+    num_blocking_copies: int = 0
+    sync_ns: float = 0.0
+    median_body_ns: float = 0.0
+    body_on_cpu_frac: float = 0.0
+    body_run_queue_frac: float = 0.0
+    has_device_clock: bool = False
+
+    @property
+    def num_workers(self) -> int:
+        pids = [len(p) for p in self.view.workers.values()]
+        told = self.view.info.get("num_workers")
+        return int(told) if told is not None else max(pids, default=0)
+
+    @property
+    def stall_ns(self) -> float:
+        return self.parts_ns.get("stall", 0.0) + self.parts_ns.get("epoch", 0.0)
+
+    def share(self, ns: float) -> float:
+        """``ns`` as a share of the loader's whole time."""
+        return ns / self.total_ns if self.total_ns else 0.0
+
+
+def measure(trace: Trace, view: LoaderView, others: list[LoaderView], index: TaskIndex, host: HostFacts) -> Facts:
+    """Reduces one loader's steps to ``Facts``.
+
+    Args:
+        trace: the process that iterated.
+        view: the loader.
+        others: the other loaders of the same process.
+        index: finds a step's batch.
+        host: the outside samples over the loader's span.
+    """
+    facts = Facts(view, host, index.all)
+    facts.total_ns = max(view.end - view.begin, 1)
+    facts.has_device_clock = any(step.idle_ns is not None for step in view.steady)
+    _waits(facts, index)
+    _stalls(facts)
+    _bodies(facts, trace, others)
+    _body_threads(facts)
+    _close_the_sum(facts)
+    return facts
+
+
+def _waits(facts: Facts, index: TaskIndex) -> None:
+    pin = bool(facts.view.info.get("pin_memory")) and facts.has_device_clock
+    whole: dict[str, float] = dict.fromkeys(PLACES, 0.0)
+    charged = dict.fromkeys(("fetch", "collate", "transport", "pin", "unseen"), 0.0)
+    split = {"on_cpu": 0.0, "run_queue": 0.0, "blocked": 0.0}
+    for step in facts.view.steps:
+        task = index.of(step)
+        parts = split_wait(step, task, pin)
+        for place, ns in parts.items():
+            whole[place] += ns
+        if step.first or not step.wait_ns:
+            continue
+        _charge(charged, parts, step, task, index)
+        if task is not None and parts["fetch"]:
+            _split_fetch(split, task, parts["fetch"])
+    facts.wait_ns, facts.charged_ns = whole, charged
+    total = sum(split.values())
+    if total <= 0:
+        for task in facts.tasks:
+            _split_fetch(split, task, task.fetch_ns)
+        total = sum(split.values())
+    facts.fetch_split = {k: v / total for k, v in split.items()} if total else None
+    facts.slow_wait_frac = _slow_share(facts, index)
+
+
+def _charge(charged: dict[str, float], parts: dict[str, int], step: Step, task: Task | None, index: TaskIndex) -> None:
+    scale = step.stall_ns / step.wait_ns
+    for place in ("fetch", "collate", "transport", "pin", "unseen"):
+        charged[place] += parts[place] * scale
+    charged["transport"] += parts["reorder"] * scale
+    if not parts["queued"] or task is None:
+        return
+    if task.pid in index.by_worker:
+        for place, ns in queued_behind(step, task, index.by_worker[task.pid]).items():
+            charged[place] += ns * scale
+    else:
+        charged["fetch"] += parts["queued"] * scale  # the sampler, in the trainer itself
+
+
+def _split_fetch(split: dict[str, float], task: Task, weight_ns: float) -> None:
+    wall = max(task.fetch1 - task.fetch0, 1)
+    blocked = min(task.blocked_ns, wall)
+    run_queue = min(task.run_queue_ns or 0, wall - blocked)
+    split["blocked"] += weight_ns * blocked / wall
+    split["run_queue"] += weight_ns * run_queue / wall
+    split["on_cpu"] += weight_ns * (wall - blocked - run_queue) / wall
+
+
+def _slow_share(facts: Facts, index: TaskIndex) -> float:
+    """Share of the steady wait that was for batches whose fetch took far longer than the median."""
+    if len(facts.tasks) < 8 or not facts.num_workers:
+        return 0.0
+    limit = SLOW_FACTOR * stats.median([task.fetch1 - task.fetch0 for task in facts.tasks])
+    slow = waited = 0
+    for step in facts.view.steady:
+        task = index.of(step)
+        waited += step.wait_ns
+        if task is not None and step.wait_ns and _behind_slow(task, step, index, limit):
+            slow += step.wait_ns
+    return slow / waited if waited else 0.0
+
+
+def _behind_slow(task: Task, step: Step, index: TaskIndex, limit: float) -> bool:
+    if task.fetch1 - task.fetch0 > limit:
+        return True
+    if task.fetch0 <= step.wait0:
+        return False
+    # Queued: its worker was still busy with the slow one.
+    mine = index.by_worker.get(task.pid, [])
+    at = bisect.bisect_left(mine, task.fetch0, key=lambda other: other.fetch0)
+    return at > 0 and mine[at - 1].fetch1 - mine[at - 1].fetch0 > limit
+
+
+def _stalls(facts: Facts) -> None:
+    view = facts.view
+    steady = view.steady
+    stall = float(sum(step.stall_ns for step in steady))
+    first = float(sum(step.stall_ns for step in view.steps if step.first))
+    around = float(sum(one.iter_ns + one.stop_ns for one in view.passes))
+    facts.parts_ns = {"stall": stall, "epoch": first + around}
+    time = sum(step.step_ns for step in steady)
+    facts.steady_stall_frac = stall / time if time else None
+    mean_wait = stall / len(steady) if steady else 0.0
+    facts.epoch_excess_ns = max(first + around - mean_wait * len(view.passes), 0.0)
+    if len(steady) >= 8:
+        interval = stats.ratio_ci([s.stall_ns for s in steady], [s.step_ns for s in steady])
+        facts.stall_ci = None if interval is None else (max(interval[0], 0.0), min(interval[1], 1.0))
+
+
+def _bodies(facts: Facts, trace: Trace, others: list[LoaderView]) -> None:
+    view = facts.view
+    steps = view.steps
+    nested = _nested_spans(view, others)
+    facts.nested_ns = sum(_overlap(spans_t0, spans_t1, step) for step in steps for spans_t0, spans_t1 in nested)
+    facts.parts_ns["other_loader"] = _other_waits(view, others, nested)
+    bodies = [step.body_ns - sum(_overlap(t0, t1, step) for t0, t1 in nested) for step in steps]
+    facts.median_body_ns = stats.median(bodies) if bodies else 0.0
+    limit = max(facts.median_body_ns * PAUSE_FACTOR, facts.median_body_ns + PAUSE_NS)
+    pauses = [body - facts.median_body_ns for body in bodies if body > limit]
+    facts.pause_ns, facts.num_pauses = float(sum(pauses)), len(pauses)
+    facts.gap_ns = float(sum(max(b.begin - a.end, 0) for a, b in zip(view.passes, view.passes[1:], strict=False)))
+    facts.parts_ns["outside"] = facts.pause_ns + facts.gap_ns + facts.nested_ns
+    _spans(facts, trace)
+
+
+def _nested_spans(view: LoaderView, others: list[LoaderView]) -> list[tuple[int, int]]:
+    """Whole passes of validation loaders that lie inside this loader's passes."""
+    spans = [(one.begin, one.end) for other in others if other.role == "validation" for one in other.passes]
+    return sorted((t0, t1) for t0, t1 in spans if t0 > view.begin and t1 < view.end)
+
+
+def _overlap(t0: int, t1: int, step: Step) -> int:
+    return max(min(t1, step.end) - max(t0, step.wait1), 0)
+
+
+def _other_waits(view: LoaderView, others: list[LoaderView], nested: list[tuple[int, int]]) -> float:
+    starts = [step.wait1 for step in view.steps]
+    total = 0
+    for other in others:
+        for step in other.steps:
+            at = bisect.bisect_right(starts, step.wait0) - 1
+            if at < 0 or step.wait0 >= view.steps[at].end:
+                continue
+            if not any(t0 <= step.wait0 < t1 for t0, t1 in nested):
+                total += min(step.wait1, view.steps[at].end) - step.wait0
+    return float(total)
+
+
+def _spans(facts: Facts, trace: Trace) -> None:
+    t0, t1 = facts.view.begin, facts.view.end
+
+    def within(kind: Kind) -> list:  # type: ignore[type-arg]
+        return [event for event in trace.of(kind) if t0 <= event.t0 < t1]
+
+    facts.save_ns = float(sum(e.dur_ns for e in within(Kind.SAVE)))
+    facts.backward_ns = float(sum(e.dur_ns for e in within(Kind.BACKWARD)))
+    facts.dist_ns = float(sum(e.dur_ns for e in within(Kind.DIST)))
+    copies = within(Kind.COPY)
+    facts.copy_bytes = sum(e.a for e in copies)
+    facts.num_pageable_copies = sum(1 for e in copies if not e.b & f.COPY_PINNED)
+    facts.num_blocking_copies = sum(1 for e in copies if not e.b & f.COPY_NON_BLOCKING)
+    facts.copy_ns = float(sum(e.dur_ns for e in copies if e.b != f.COPY_PINNED | f.COPY_NON_BLOCKING))
+    facts.sync_ns = float(sum(e.dur_ns for e in within(Kind.SYNC)))
+
+
+def _body_threads(facts: Facts) -> None:
+    """What the trainer's main thread did in the bodies: on a core, in the run queue, or waiting."""
+    host, view = facts.host, facts.view
+    bodies = sum(step.body_ns for step in view.steps) + facts.gap_ns
+    waits = sum(step.wait_ns for step in view.steps)
+    if host.trainer_on_cpu_frac is None or not bodies:
+        return
+    in_wait = sum(step.main_on_cpu_ns for step in view.steps)
+    facts.body_on_cpu_frac = min(max((host.trainer_on_cpu_frac * facts.total_ns - in_wait) / bodies, 0.0), 1.0)
+    queue = (host.trainer_run_queue_frac or 0.0) * facts.total_ns
+    if not facts.num_workers:  # the fetches' own share of the queue is known exactly
+        queue -= sum(task.run_queue_ns or 0 for task in facts.tasks)
+    elif waits:
+        queue *= bodies / (bodies + waits)
+    facts.body_run_queue_frac = min(max(queue / bodies, 0.0), 1.0)
+
+
+def _close_the_sum(facts: Facts) -> None:
+    parts = facts.parts_ns
+    for name in ("copy", "sync", "launch", "rank"):
+        parts.setdefault(name, 0.0)
+    used = sum(parts.values())
+    if used > facts.total_ns:  # overlapping passes of one site (threads): keep the proportions
+        for name in parts:
+            parts[name] *= facts.total_ns / used
+        used = facts.total_ns
+    parts["step"] = facts.total_ns - used

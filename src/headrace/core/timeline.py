@@ -1,0 +1,235 @@
+"""From events to steps: which loaders a process iterated, pass by pass, and what each step consisted of. Pure.
+
+A *pass* is one epoch of one iterator: ``iter()``, the deliveries, and the ``next()`` that raised StopIteration. A step
+is a wait followed by its body: ``[next_i.t0, next_i+1.t0)``. The first step of a pass is an epoch start, not steady.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from ..records import rundir as f
+from .events import Event, Trace
+
+Kind = f.EventKind
+
+
+@dataclasses.dataclass(slots=True)
+class Step:
+    """One step. ``wait0..wait1`` is the data wait, ``wait1..end`` the body; ``first`` at a pass's start. All in ns."""
+
+    iter_id: int
+    resumes: int
+    task: int
+    wait0: int
+    wait1: int
+    end: int
+    first: bool
+    main_on_cpu_ns: int
+    delivered: int
+    idle_ns: int | None = None
+
+    @property
+    def wait_ns(self) -> int:
+        return self.wait1 - self.wait0
+
+    @property
+    def body_ns(self) -> int:
+        return self.end - self.wait1
+
+    @property
+    def step_ns(self) -> int:
+        return self.end - self.wait0
+
+    @property
+    def stall_ns(self) -> int:
+        """What the device idled for data; without a device's clock the data wait."""
+        return self.wait_ns if self.idle_ns is None else min(self.idle_ns, self.wait_ns)
+
+
+@dataclasses.dataclass(slots=True)
+class Pass:
+    """One epoch of one iterator: ``begin..end``; ``epoch_ns`` is iter() plus the StopIteration that ended it."""
+
+    iter_id: int
+    begin: int
+    end: int
+    iter_ns: int
+    stop_ns: int
+    steps: list[Step]
+
+
+@dataclasses.dataclass
+class LoaderView:
+    """All passes over the loaders made at one site of one process."""
+
+    site: str
+    info: dict[str, Any]
+    iter_ids: set[int]
+    workers: dict[int, list[int]]  # iterator -> worker pids
+    queues: dict[int, int]  # iterator -> id of its result queue
+    passes: list[Pass] = dataclasses.field(default_factory=list)
+    role: str = "unknown"
+    is_call: bool = False
+
+    @property
+    def steps(self) -> list[Step]:
+        return [step for one in self.passes for step in one.steps]
+
+    @property
+    def steady(self) -> list[Step]:
+        return [step for step in self.steps if not step.first]
+
+    @property
+    def begin(self) -> int:
+        return self.passes[0].begin
+
+    @property
+    def end(self) -> int:
+        return self.passes[-1].end
+
+    @property
+    def wait_ns(self) -> int:
+        """All time the trainer gave to this loader, epoch starts and ends included."""
+        return sum(s.wait_ns for s in self.steps) + sum(p.iter_ns + p.stop_ns for p in self.passes)
+
+
+def loader_views(trace: Trace) -> list[LoaderView]:
+    """The loaders of one trainer, most expensive first. Empty when it never iterated one."""
+    views = _views_by_site(trace)
+    _fill_passes(trace, views)
+    _fill_device_clock(trace, views)
+    alive = [view for view in views.values() if view.passes]
+    _set_roles(trace, alive)
+    return sorted(alive, key=lambda view: (view.role == "validation", -view.wait_ns, view.begin))
+
+
+def _views_by_site(trace: Trace) -> dict[str, LoaderView]:
+    infos = {line["loader"]: line for line in trace.lines("loader")}
+    views: dict[str, LoaderView] = {}
+    for line in trace.lines("iter"):
+        info = infos.get(line["loader"], {"site": "?"})
+        site = info.get("site") or "?"
+        view = views.get(site)
+        if view is None:
+            view = views[site] = LoaderView(site, info, set(), {}, {}, is_call=bool(info.get("call")))
+        view.info = info
+        view.iter_ids.add(line["iter"])
+        view.workers[line["iter"]] = line.get("workers") or []
+        view.queues[line["iter"]] = line.get("queue") or 0
+    return views
+
+
+def _fill_passes(trace: Trace, views: dict[str, LoaderView]) -> None:
+    owner = {iter_id: view for view in views.values() for iter_id in view.iter_ids}
+    epochs: dict[int, list[Event]] = {}
+    nexts: dict[int, list[Event]] = {}
+    for event in trace.of(Kind.EPOCH):
+        epochs.setdefault(event.a, []).append(event)
+    for event in trace.of(Kind.NEXT):
+        nexts.setdefault(event.a, []).append(event)
+    for event in trace.of(Kind.CALL):
+        nexts.setdefault(event.a, []).append(event)
+    ends = _loose_ends(trace)
+    for iter_id, events in nexts.items():
+        view = owner.get(iter_id)
+        if view is not None:
+            view.passes.extend(_passes_of(iter_id, epochs.get(iter_id, []), events, ends))
+    for view in views.values():
+        view.passes.sort(key=lambda one: one.begin)
+
+
+def _loose_ends(trace: Trace) -> list[int]:
+    # A loop that was left by break has no StopIteration: its last body ends with the last thing seen of the step.
+    return sorted(event.t1 for kind in (Kind.BACKWARD, Kind.OPTIMIZER) for event in trace.of(kind))
+
+
+def _passes_of(iter_id: int, epochs: list[Event], nexts: list[Event], ends: list[int]) -> Iterable[Pass]:
+    starts = [event.t0 for event in epochs]
+    groups: dict[int, list[Event]] = {}
+    for event in nexts:
+        groups.setdefault(bisect.bisect_right(starts, event.t0) - 1, []).append(event)
+    for number, group in sorted(groups.items()):
+        epoch = epochs[number] if number >= 0 else None
+        resumes = max(number, 0)
+        if epoch is not None:
+            resumes = epoch.d
+        yield _one_pass(iter_id, resumes, epoch, group, ends)
+
+
+def _one_pass(iter_id: int, resumes: int, epoch: Event | None, events: list[Event], ends: list[int]) -> Pass:
+    steps: list[Step] = []
+    stop = None
+    for i, event in enumerate(events):
+        if event.kind == Kind.NEXT and event.c & f.NEXT_STOP:
+            stop = event
+            continue
+        follower = events[i + 1] if i + 1 < len(events) else None
+        end = follower.t0 if follower is not None else _end_after(event.t1, ends)
+        is_call = event.kind == Kind.CALL
+        task = f.NONE if is_call else event.e
+        on_cpu = event.dur_ns if is_call else event.d
+        first = not steps and epoch is not None
+        steps.append(Step(iter_id, resumes, task, event.t0, event.t1, end, first, on_cpu, len(steps) if is_call else event.b))
+    begin = epoch.t0 if epoch is not None else events[0].t0
+    end = stop.t1 if stop is not None else (steps[-1].end if steps else events[-1].t1)
+    return Pass(iter_id, begin, end, epoch.dur_ns if epoch else 0, stop.dur_ns if stop else 0, steps)
+
+
+def _end_after(t1: int, ends: list[int]) -> int:
+    # Backward and optimizer follow the delivery; take those before the next second's silence, else nothing.
+    at = bisect.bisect_right(ends, t1)
+    return ends[min(at + 1, len(ends) - 1)] if at < len(ends) else t1
+
+
+def _fill_device_clock(trace: Trace, views: dict[str, LoaderView]) -> None:
+    idle = {(event.a, event.b, event.t0): event.c for event in trace.of(Kind.DEVICE)}
+    if not idle:
+        return
+    by_key: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for (iter_id, number, when), ns in idle.items():
+        by_key.setdefault((iter_id, number), []).append((when, ns))
+    for view in views.values():
+        for step in view.steps:
+            later = [pair for pair in by_key.get((step.iter_id, step.delivered), ()) if pair[0] >= step.wait1]
+            step.idle_ns = min(later)[1] if later else None
+
+
+def _set_roles(trace: Trace, views: list[LoaderView]) -> None:
+    backwards = [event.t0 for event in trace.of(Kind.BACKWARD)] or [event.t0 for event in trace.of(Kind.OPTIMIZER)]
+    backwards.sort()
+    nested = {id(v): _inside_body_of(v, views) for v in views}
+    for view in views:
+        steps = view.steps
+        with_backward = sum(_any_between(backwards, step.wait1, step.end) for step in steps)
+        if with_backward * 4 >= len(steps) and with_backward:
+            view.role = "train"
+        elif backwards:
+            view.role = "validation"
+    trains = [view for view in views if view.role == "train"]
+    for view in views:
+        # A loader read inside another's training step (zip, GANs): its own step holds the same backward.
+        if view.role == "validation" and nested[id(view)] and _interleaved(view, trains):
+            view.role = "train"
+
+
+def _inside_body_of(view: LoaderView, views: list[LoaderView]) -> bool:
+    return any(other is not view and other.begin <= view.end and view.begin <= other.end for other in views)
+
+
+def _interleaved(view: LoaderView, trains: list[LoaderView]) -> bool:
+    """True when deliveries alternate with those of a training loader, rather than coming as a whole pass in one gap."""
+    for other in trains:
+        marks = sorted(step.wait1 for step in other.steps)
+        own = [bisect.bisect_right(marks, step.wait1) for step in view.steps]
+        if len(set(own)) > max(len(own) // 2, 1):
+            return True
+    return False
+
+
+def _any_between(sorted_times: list[int], t0: int, t1: int) -> bool:
+    at = bisect.bisect_left(sorted_times, t0)
+    return at < len(sorted_times) and sorted_times[at] < t1

@@ -1,0 +1,156 @@
+"""What a change would bring: measured service times into the pipeline model, before and after. Pure.
+
+Every speed-up is predicted(after) / predicted(before) applied to what was measured, so that what the model leaves out
+cancels; it never exceeds the ceiling (data for free).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from . import stats
+from .measure import Facts
+from .pipeline import Config, Measured, predict, smallest_good
+
+#: What handing a batch over costs where it could not be measured (no workers yet): shared memory is written and faulted
+#: in by the worker, mapped and unmapped by the trainer (facts/loaders 1: 24-26 ms and 3.5 ms for 36.8 MiB; 0.15 ms a tensor).
+SERIALISE_NS_PER_BYTE, DESERIALISE_NS_PER_BYTE = 25e6 / 36.8 / 2**20, 3.5e6 / 36.8 / 2**20
+NS_PER_TENSOR = 150_000.0
+MAX_REPLAY = 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """Ratio of step rates, with its 95 % interval."""
+
+    speedup: float
+    lo: float
+    hi: float
+
+
+def measured(facts: Facts) -> Measured | None:
+    """The model's input, from one run; None when no fetch was seen."""
+    tasks = facts.tasks[-MAX_REPLAY:]
+    steps = [step for step in facts.view.steps if step.body_ns > 0]
+    if not tasks or len(steps) < 3:
+        return None
+    host = facts.host
+    stretch = 1.0 - min(facts.body_run_queue_frac, 0.9)
+    serialise, deserialise = transport_ns(facts)
+    return Measured(
+        fetch=[(max(task.on_cpu_ns - task.collate_ns, 0), task.blocked_ns) for task in tasks],
+        collate_ns=[min(task.collate_ns, task.on_cpu_ns) for task in tasks],
+        body_ns=[step.body_ns * stretch for step in steps[-MAX_REPLAY:]],
+        body_on_cpu_frac=min(facts.body_on_cpu_frac / max(stretch, 0.1), 1.0),
+        cores=cores(facts),
+        serialise_ns=serialise,
+        deserialise_ns=deserialise,
+        body_threads=1.0,
+        fetch_threads=fetch_threads(facts),
+    )
+
+
+def cores(facts: Facts) -> float:
+    """Cores this job may use here and now."""
+    host = facts.host
+    free = host.free_cores
+    if free is None:
+        return 1.0
+    if host.narrow_cpus:
+        free = min(free, float(host.narrow_cpus))
+    return max(free, 0.25)
+
+
+def fetch_threads(facts: Facts) -> float:
+    own = sum(task.on_cpu_ns for task in facts.tasks)
+    whole = sum(max(task.process_cpu_ns, task.on_cpu_ns) for task in facts.tasks)
+    return max(whole / own, 1.0) if own else 1.0
+
+
+def transport_ns(facts: Facts) -> tuple[float, float]:
+    """(worker-side, trainer-side) CPU per batch to hand it over: measured with workers, else from its size."""
+    sizes = [(task.num_bytes, task.num_tensors or 0) for task in facts.tasks if task.num_bytes is not None]
+    num_bytes = stats.mean([float(b) for b, _ in sizes]) if sizes else 0.0
+    tensors = stats.mean([float(t) for _, t in sizes]) if sizes else 0.0
+    worker = num_bytes * SERIALISE_NS_PER_BYTE + tensors * NS_PER_TENSOR
+    trainer = num_bytes * DESERIALISE_NS_PER_BYTE + tensors * NS_PER_TENSOR
+    if facts.num_workers:
+        steps = facts.view.steady
+        if steps:
+            trainer = stats.median([float(step.main_on_cpu_ns) for step in steps])
+        others = facts.host.worker_other_on_cpu_cores
+        if others is not None and facts.tasks and fetch_threads(facts) < 1.05:
+            worker = min(others * facts.host.span_ns / len(facts.tasks), worker * 4 + 1e6)
+    return worker, trainer
+
+
+def current(facts: Facts) -> Config:
+    info = facts.view.info
+    return Config(
+        num_workers=facts.num_workers,
+        prefetch_factor=info.get("prefetch_factor") or 2,
+        persistent_workers=bool(info.get("persistent_workers")),
+        in_order=bool(info.get("in_order", True)),
+    )
+
+
+def ceiling(facts: Facts) -> float:
+    """The speed-up if data were free."""
+    return facts.total_ns / max(facts.total_ns - facts.stall_ns, 1.0)
+
+
+def gain(
+    facts: Facts, config: Config | None = None, change: Callable[[Measured], Measured] | None = None
+) -> Gain | None:
+    """What another configuration, or other service times, would bring for the whole loader's time."""
+    base = measured(facts)
+    if base is None:
+        return None
+    before = predict(base, current(facts))
+    after = predict(change(base) if change else base, config or current(facts))
+    return _applied(facts, before.step_ns_mean, (after.step_ns_lo, after.step_ns_mean, after.step_ns_hi))
+
+
+def _applied(facts: Facts, before_ns: float, after_ns: tuple[float, float, float]) -> Gain:
+    """Puts a predicted steady step in place of the measured one; epochs and pauses stay as they are."""
+    steady = facts.view.steady
+    num = max(len(steady), 1)
+    now = sum(step.step_ns for step in steady) / num
+    del before_ns  # what was measured is the better "before"
+    rest = facts.total_ns - now * num
+    lo, mid, hi = (facts.total_ns / max(rest + max(ns, 1.0) * num, 1.0) for ns in reversed(after_ns))
+    top = ceiling(facts)
+    return Gain(min(mid, top), min(lo, top), min(hi, top * 1.02))
+
+
+def removed(facts: Facts, ns: float, error_frac: float = 0.1) -> Gain:
+    """The speed-up when ``ns`` of the loader's time vanish."""
+    total = float(facts.total_ns)
+    ns = min(ns, total * 0.98)
+
+    def ratio(part: float) -> float:
+        return total / (total - min(part, total * 0.98))
+
+    return Gain(ratio(ns), ratio(ns * (1 - error_frac)), ratio(ns * (1 + error_frac)))
+
+
+def best_workers(facts: Facts, prefetch: tuple[int, ...] = (2,)) -> tuple[Config, Gain] | None:
+    """The smallest number of workers within 1 % of the best predicted."""
+    base = measured(facts)
+    if base is None:
+        return None
+    now = current(facts)
+    limit = max(int(cores(facts) + 0.5), 1)
+    blocked = stats.mean([b for _, b in base.fetch])
+    on_cpu = stats.mean(base.fetch_cpu_ns())
+    body = max(stats.mean(base.body_ns), 1.0)
+    if blocked > on_cpu:  # waiting workers need no core each
+        limit = max(limit, min(int((blocked + on_cpu) / body * 1.5) + 2, 8 * limit, 64))
+    numbers = sorted({*range(1, min(limit, 8) + 1), *(int(limit * k / 8) for k in range(1, 9)), max(now.num_workers, 1)} - {0})
+    tried = [
+        dataclasses.replace(now, num_workers=n, prefetch_factor=p) for n in numbers for p in prefetch
+    ]
+    config = smallest_good(base, tried)
+    result = gain(facts, config)
+    return None if result is None else (config, result)

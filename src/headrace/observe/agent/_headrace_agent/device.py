@@ -1,0 +1,149 @@
+"""The device's clock around ``next()``, and copies and waits of the host. All of it only once CUDA is in use.
+
+Never synchronises: an event is recorded on the current stream before and after ``next()``; what lies between them on
+the device's clock is time in which the stream had run dry (nothing can be put on it while the trainer is in
+``next()``). The pair is read in a later step, when it has completed by itself.
+NOT YET MEASURED on a GPU.
+"""
+
+import collections
+import functools
+import sys
+import time
+
+from . import state, steps
+from .hooks import on_import, replace
+from .sites import user_site
+from .writer import NONE
+
+COPY, SYNC, DEVICE = 10, 11, 12
+_mono = time.monotonic_ns
+_MAX_PENDING = 64
+
+_cuda = None
+_pool = []
+_pending = collections.deque()
+_site_ids = {}
+
+
+@on_import("torch.cuda")
+def cuda_in_use(module):
+    if not hasattr(module, "_lazy_init"):
+        raise AttributeError("torch.cuda._lazy_init")
+    replace(module, "_lazy_init", _lazy_init)
+
+
+def _lazy_init(original):
+    @functools.wraps(original)
+    def _lazy_init():
+        original()
+        if _cuda is None and state.writer is not None:
+            _begin()
+
+    return _lazy_init
+
+
+@state.quiet("cuda")
+def _begin():
+    global _cuda
+    torch = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        _cuda = torch.cuda
+        _patch_tensor(torch)
+
+
+def before_next():
+    """Records the first event of a pair; None without a device in use, or while a graph is captured."""
+    if _cuda is None or state.writer is None:
+        return None
+    return _record_first()
+
+
+@state.quiet("device clock")
+def _record_first():
+    if _cuda.is_current_stream_capturing() or len(_pending) >= _MAX_PENDING:
+        return None
+    pair = _pool.pop() if _pool else (_cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True))
+    pair[0].record()
+    return pair
+
+
+@state.quiet("device clock")
+def after_next(pair, iter_id, delivered):
+    """Records the second event and reads those pairs that have completed meanwhile."""
+    pair[1].record()
+    _pending.append((pair, iter_id, delivered))
+    while _pending and _pending[0][0][1].query():
+        done, iter_of, number = _pending.popleft()
+        now = _mono()
+        state.event(DEVICE, now, now, iter_of, number, int(done[0].elapsed_time(done[1]) * 1e6))
+        _pool.append(done)
+
+
+def _site_id():
+    site = user_site(4)[0]
+    known = _site_ids.get(site)
+    if known is None:
+        known = _site_ids[site] = len(_site_ids) + 1
+        state.meta("site", site=known, text=site)
+    return known
+
+
+def _patch_tensor(torch):
+    tensor = torch.Tensor
+    replace(tensor, "to", _copy)
+    replace(tensor, "cuda", _copy)
+    for name in ("item", "tolist", "cpu"):
+        replace(tensor, name, _sync)
+    replace(torch.cuda, "synchronize", _sync_call)
+
+
+def _copy(original):
+    @functools.wraps(original)
+    def copy(self, *args, **kwargs):
+        if steps._compiling() or state.writer is None or self.device.type != "cpu":
+            return original(self, *args, **kwargs)
+        t0 = _mono()
+        result = original(self, *args, **kwargs)
+        if result.device.type == "cuda":
+            _note_copy(self, kwargs, args, t0, _mono())
+        return result
+
+    return copy
+
+
+@state.quiet("copy")
+def _note_copy(tensor, kwargs, args, t0, t1):
+    asked = kwargs.get("non_blocking", False) or True in args
+    flags = int(tensor.is_pinned()) | (2 if asked else 0)
+    state.event(COPY, t0, t1, tensor.numel() * tensor.element_size(), flags, _site_id())
+
+
+def _sync(original):
+    @functools.wraps(original)
+    def sync(self, *args, **kwargs):
+        if steps._compiling() or state.writer is None or self.device.type != "cuda":
+            return original(self, *args, **kwargs)
+        t0 = _mono()
+        result = original(self, *args, **kwargs)
+        _note_sync(t0, _mono())
+        return result
+
+    return sync
+
+
+def _sync_call(original):
+    @functools.wraps(original)
+    def synchronize(*args, **kwargs):
+        t0 = _mono()
+        result = original(*args, **kwargs)
+        if state.writer is not None:
+            _note_sync(t0, _mono())
+        return result
+
+    return synchronize
+
+
+@state.quiet("sync")
+def _note_sync(t0, t1):
+    state.event(SYNC, t0, t1, 0, 0, _site_id(), NONE)

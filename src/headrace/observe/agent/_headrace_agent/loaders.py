@@ -1,0 +1,293 @@
+"""Hooks on torch.utils.data: iterators in the trainer, and what the trainer receives.
+
+Classes are patched, never instances, so that subclasses, persistent workers and frameworks' wrappers are covered, and
+iterators keep their type and their ``_workers``.
+"""
+
+import functools
+import sys
+import threading
+import time
+import weakref
+
+from . import device, stacks, state, workers
+from .hooks import on_import, replace
+from .sites import user_site
+from .writer import CELL_HOOK_NS, NONE
+
+NEXT, EPOCH, RECV, PIN = 1, 2, 3, 7
+STOP, ERROR = 1, 2
+
+_mono = time.monotonic_ns
+_thread_time = time.thread_time_ns
+_sites = weakref.WeakKeyDictionary()  # loader -> site
+_dataset_sites = {}  # id(dataset) -> (weak reference or None, first site): frameworks make loaders again
+_loader_ids = weakref.WeakKeyDictionary()
+_hook_every = 32
+_inside = threading.local()
+
+
+@on_import("torch.utils.data.dataloader")
+def loader_site(module):
+    replace(module.DataLoader, "__init__", _init)
+
+
+@on_import("torch.utils.data.dataloader")
+def loader_iter(module):
+    replace(module.DataLoader, "__iter__", _iter)
+
+
+@on_import("torch.utils.data.dataloader")
+def iterator_next(module):
+    base = module._BaseDataLoaderIter
+    replace(base, "__init__", _iterator_init)
+    replace(base, "_reset", _reset)
+    replace(base, "__next__", _next)
+
+
+@on_import("torch.utils.data.dataloader")
+def iterator_receive(module):
+    replace(module._MultiProcessingDataLoaderIter, "_get_data", _get_data)
+
+
+@on_import("torch.utils.data.dataloader")
+def worker_loop(module):
+    workers.patch(module)
+
+
+@on_import("torch.utils.data.dataloader")
+def torch_facts(module):
+    torch = sys.modules["torch"]
+    version = getattr(getattr(torch, "version", None), "__version__", None)
+    state.meta("torch", version=version, cuda=getattr(getattr(torch, "version", None), "cuda", None))
+
+
+def _init(original):
+    @functools.wraps(original)
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if state.writer is not None and self not in _sites:
+            _remember_site(self)
+
+    return __init__
+
+
+@state.quiet("site")
+def _remember_site(loader):
+    site, direct = user_site(3)
+    known = _dataset_sites.get(id(loader.dataset))
+    if not direct and known is not None and known[0]() is loader.dataset:
+        site = known[1]
+    else:
+        try:
+            _dataset_sites.setdefault(id(loader.dataset), (weakref.ref(loader.dataset), site))
+        except TypeError:
+            pass  # lists and the like cannot be referred to weakly
+    _sites[loader] = site
+
+
+def _iter(original):
+    @functools.wraps(original)
+    def __iter__(self):
+        if state.writer is None or getattr(_inside, "iter", False):
+            return original(self)
+        _inside.iter = True
+        t0 = _mono()
+        try:
+            iterator = original(self)
+        finally:
+            _inside.iter = False
+        _note_epoch(self, iterator, t0, _mono())
+        return iterator
+
+    return __iter__
+
+
+@state.quiet("epoch")
+def _note_epoch(loader, iterator, t0, t1):
+    seen = iterator.__dict__.get("_headrace_epochs")
+    if seen is None:
+        return
+    iterator._headrace_epochs = seen + 1
+    loader_id = _loader_id(loader)
+    if seen == 0:
+        _describe_iterator(iterator, loader_id)
+    state.event(EPOCH, t0, t1, iterator._headrace_id, loader_id, int(seen > 0), seen)
+
+
+def _iterator_init(original):
+    @functools.wraps(original)
+    def __init__(self, loader, *args, **kwargs):
+        if state.writer is not None:
+            _adopt(self, loader)
+        return original(self, loader, *args, **kwargs)
+
+    return __init__
+
+
+@state.quiet("iterator")
+def _adopt(iterator, loader):
+    iterator._headrace_id = state.next_id()
+    iterator._headrace_epochs = 0
+    iterator._headrace_resumes = 0
+    iterator._headrace_loader = _loader_id(loader)
+
+
+def _loader_id(loader):
+    known = _loader_ids.get(loader)
+    if known is None:
+        known = _loader_ids[loader] = state.next_id()
+        _describe(loader, known)
+    return known
+
+
+def _describe(loader, loader_id):
+    dataset = loader.dataset
+    context = loader.multiprocessing_context
+    if context is None:
+        import multiprocessing
+
+        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_context().get_start_method()
+    else:
+        method = context.get_start_method()
+    try:
+        length = len(loader)
+    except Exception:  # noqa: BLE001 - a dataset without a length is fine
+        length = None
+    site = _sites.get(loader)
+    state.meta(
+        "loader",
+        loader=loader_id,
+        site=site or user_site(3)[0],
+        dataset=type(dataset).__module__ + "." + type(dataset).__qualname__,
+        iterable=getattr(loader, "_dataset_kind", 0) == 1,
+        batch_size=_batch_size(loader),
+        num_workers=loader.num_workers,
+        pin_memory=bool(loader.pin_memory),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        in_order=getattr(loader, "in_order", True),
+        start_method=method,
+        length=length,
+        collate=getattr(loader.collate_fn, "__qualname__", type(loader.collate_fn).__qualname__),
+        guard=_main_guard(),
+        pickles=_pickles(loader, method),
+    )
+
+
+def _batch_size(loader):
+    if loader.batch_size is not None:
+        return loader.batch_size
+    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _main_guard():
+    """Whether the main script has a ``__name__`` guard, or needs none (``-m``, console scripts): None when unknown."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not path:
+        return None
+    try:
+        with open(path, encoding="utf-8", errors="replace") as script:
+            text = script.read(1 << 20)
+    except OSError:
+        return None
+    return "__name__" in text and "__main__" in text
+
+
+def _pickles(loader, method):
+    """For spawn and forkserver without workers so far: whether the dataset could be sent. Types only, no data is pickled."""
+    if method == "fork":
+        return True
+    for part in (type(loader.dataset), loader.collate_fn, loader.worker_init_fn):
+        name = getattr(part, "__qualname__", "")
+        if "<lambda>" in name or "<locals>" in name:
+            return False
+    return None
+
+
+def _describe_iterator(iterator, loader_id):
+    pids = [w.pid for w in getattr(iterator, "_workers", ())]
+    queue = getattr(iterator, "_worker_result_queue", None)
+    state.meta("iter", iter=iterator._headrace_id, loader=loader_id, workers=pids, queue=id(queue) if queue is not None else 0)
+
+
+def _reset(original):
+    @functools.wraps(original)
+    def _reset(self, loader, first_iter=False):
+        if not first_iter and "_headrace_resumes" in self.__dict__:
+            self._headrace_resumes += 1
+        return original(self, loader, first_iter)
+
+    return _reset
+
+
+def _get_data(original):
+    @functools.wraps(original)
+    def _get_data(self):
+        t0 = _mono()
+        result = original(self)
+        w = state.writer
+        if w is not None:
+            idx = result[0] if type(result) is tuple else None
+            if type(idx) is int:
+                mine = self.__dict__
+                w.event(RECV, t0, _mono(), mine.get("_headrace_id", 0), idx, mine.get("_headrace_resumes", 0))
+        return result
+
+    return _get_data
+
+
+def _next(original):
+    @functools.wraps(original)
+    def __next__(self):
+        w = state.writer
+        if w is None:
+            return original(self)
+        iter_id = self.__dict__.get("_headrace_id")
+        if iter_id is None:
+            iter_id = _adopt_late(self)
+        delivered = self._num_yielded
+        marks = device.before_next()
+        c0 = _thread_time()
+        t0 = _mono()
+        try:
+            data = original(self)
+        except BaseException as error:
+            t1 = _mono()
+            flag = STOP if isinstance(error, StopIteration) else ERROR
+            state.event(NEXT, t0, t1, iter_id, delivered, flag, _thread_time() - c0, NONE)
+            raise
+        t1 = _mono()
+        received = self.__dict__.get("_rcvd_idx")
+        w.event(NEXT, t0, t1, iter_id, delivered, 0, _thread_time() - c0, NONE if received is None else received - 1)
+        if marks is not None:
+            device.after_next(marks, iter_id, delivered)
+        stacks.after_next(w, t0, t1)
+        if not delivered % _hook_every:
+            w.add(CELL_HOOK_NS, _hook_every * (_mono() - t1 + 500))
+        return data
+
+    return __next__
+
+
+@state.quiet("iterator")
+def _adopt_late(iterator):
+    """An iterator older than our hooks (``headrace.observe()`` in the middle of an epoch)."""
+    iterator._headrace_id = state.next_id()
+    iterator._headrace_epochs = 1
+    iterator._headrace_resumes = 0
+    loader_id = state.next_id()
+    state.meta(
+        "loader",
+        loader=loader_id,
+        site=user_site(3)[0],
+        dataset=type(iterator._dataset).__module__ + "." + type(iterator._dataset).__qualname__,
+        num_workers=iterator._num_workers,
+        pin_memory=bool(iterator._pin_memory),
+        persistent_workers=iterator._persistent_workers,
+        late=True,
+    )
+    _describe_iterator(iterator, loader_id)
+    return iterator._headrace_id
+

@@ -1,0 +1,52 @@
+"""Where in the user's code something happened: the innermost line outside installed packages."""
+
+import os
+import sys
+import sysconfig
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARY_PARTS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_prefixes = None
+
+
+def _library_prefixes():
+    global _prefixes
+    if _prefixes is None:
+        paths = sysconfig.get_paths()
+        names = ("stdlib", "platstdlib", "purelib", "platlib")
+        _prefixes = tuple({os.path.abspath(paths[n]) + os.sep for n in names if n in paths} | {_HERE + os.sep})
+        _prefixes += tuple({os.path.realpath(p) + os.sep for p in _prefixes})
+    return _prefixes
+
+
+def is_library(path):
+    """True for the standard library, installed packages and headrace itself."""
+    return path.startswith("<frozen") or any(p in path for p in _LIBRARY_PARTS) or path.startswith(_library_prefixes())
+
+
+def user_site(depth=1):
+    """``file:line`` of the innermost frame of the user's; the outermost frame of all when there is none.
+
+    Returns also whether the direct caller was the user's own code.
+    """
+    frame = sys._getframe(depth)
+    direct, last = None, None
+    while frame is not None:
+        path = frame.f_code.co_filename
+        library = is_library(path)
+        if direct is None and not path.startswith(_HERE):
+            direct = not library
+        if not library:
+            return text(path, frame.f_lineno), bool(direct)
+        last = frame
+        frame = frame.f_back
+    return text(last.f_code.co_filename, last.f_lineno), False
+
+
+def text(path, line):
+    """``path`` relative to the working directory when it lies below it."""
+    if path.startswith("<"):
+        return "%s:%d" % (path, line)
+    path = os.path.abspath(path)
+    cwd = os.getcwd() + os.sep
+    return "%s:%d" % (path[len(cwd) :] if path.startswith(cwd) else path, line)

@@ -1,0 +1,187 @@
+"""A sampling look at stacks: a few Hz for a few seconds, only when the wait is worth explaining.
+
+The trainer that waits asks for it in the shared control cells; every worker that sees the request while it fetches
+starts a thread of its own for that long. Without a DataLoader the trainer samples its own main thread between
+optimizer steps. A sample is the stack of the one observed thread and what that thread is blocked on
+(``/proc/self/task/TID/syscall``). The thread ends before this process forks.
+"""
+
+import sys
+import threading
+import time
+
+from . import state
+from .blocked import blocked_on
+from .sites import is_library, text
+from .writer import CELL_NUM_STEPS, Control
+
+_mono = time.monotonic_ns
+_RATE_S = 0.1
+_WINDOW_NS = 4_000_000_000
+_MAX_FRAMES = 24
+
+
+class _Watch:
+    """The trainer's view: how much it waited, and whether it asked already."""
+
+    first_ns = 0
+    last_ns = 0
+    wait_ns = 0
+    steps = 0
+    asked = 0
+    optimizer_steps = 0
+
+
+_fetching = None  # ident of the thread that is fetching now
+_sampler = None
+
+
+def after_next(w, t0, t1):
+    """Called by the trainer after each batch: counts steps, asks for stacks when the wait is worth it."""
+    watch = _Watch
+    cells = state.control.cells
+    if not watch.first_ns:
+        watch.first_ns = t1
+        return
+    watch.steps += 1
+    watch.wait_ns += t1 - t0
+    w.add(CELL_NUM_STEPS, 1)
+    if watch.asked < 2 and watch.steps >= 6 and _worth_it(t1):
+        watch.asked += 1
+        cells[Control.SAMPLE_UNTIL_NS] = t1 + _WINDOW_NS
+    most = cells[Control.MAX_STEPS]
+    if most and watch.steps >= most + cells[Control.WARMUP_STEPS]:
+        cells[Control.STOP] = 1
+    if cells[Control.STOP]:
+        _step_aside()
+
+
+def _worth_it(now):
+    elapsed = now - _Watch.first_ns
+    wait_for = 1_000_000_000 if not _Watch.asked else 30_000_000_000
+    return elapsed > wait_for and _Watch.wait_ns > elapsed // 20
+
+
+def _step_aside():
+    from . import stop
+
+    stop("steps")
+
+
+def before_fetch():
+    global _fetching
+    cells = state.control.cells
+    if cells[Control.STOP]:
+        return
+    _fetching = threading.get_ident()
+    until = cells[Control.SAMPLE_UNTIL_NS]
+    if until and _sampler is None and _mono() < until:
+        _start(until, _fetching, threading.get_native_id(), only_fetch=True)
+
+
+def after_fetch():
+    global _fetching
+    _fetching = None
+
+
+def after_step(w):
+    """After an optimizer step: without any loader, sample what runs between the steps."""
+    watch = _Watch
+    watch.optimizer_steps += 1
+    if watch.steps or watch.first_ns or watch.optimizer_steps != 3:
+        if not watch.first_ns:
+            _count_loaderless(w)
+        return
+    if _sampler is None and threading.current_thread() is threading.main_thread():
+        _start(_mono() + 10_000_000_000, threading.get_ident(), threading.get_native_id(), only_fetch=False)
+
+
+def _count_loaderless(w):
+    w.add(CELL_NUM_STEPS, 1)
+    cells = state.control.cells
+    most = cells[Control.MAX_STEPS]
+    if most and _Watch.optimizer_steps >= most + cells[Control.WARMUP_STEPS]:
+        cells[Control.STOP] = 1
+        _step_aside()
+
+
+def _start(until, ident, tid, only_fetch):
+    global _sampler
+    try:
+        _sampler = _Sampler(until, ident, tid, only_fetch)
+        _sampler.start()
+    except Exception as error:  # noqa: BLE001 - no thread to be had: go on without stacks
+        state.failed("stacks", error)
+
+
+class _Sampler(threading.Thread):
+    def __init__(self, until, ident, tid, only_fetch):
+        super().__init__(name="headrace-stacks", daemon=True)
+        self.until, self.observed, self.tid, self.only_fetch = until, ident, tid, only_fetch
+        self.stop = threading.Event()
+        self.rows = {}
+        self.began = _mono()
+
+    def run(self):
+        try:
+            last = _mono()
+            while not self.stop.wait(_RATE_S if self.only_fetch else _RATE_S / 2) and _mono() < self.until:
+                self._look()
+                if _mono() - last > 1_000_000_000:
+                    self._flush()
+                    last = _mono()
+            self._flush()
+        except Exception as error:  # noqa: BLE001 - the border of a thread
+            state.failed("stacks", error)
+
+    def _look(self):
+        if self.only_fetch and _fetching != self.observed:
+            return
+        frame = sys._current_frames().get(self.observed)
+        if frame is None:
+            return
+        key = (blocked_on(self.tid), *_stack(frame))
+        self.rows[key] = self.rows.get(key, 0) + 1
+
+    def _flush(self):
+        rows, self.rows = self.rows, {}
+        if rows:
+            listed = [[count, key[0], list(key[1:])] for key, count in rows.items()]
+            state.meta("stacks", fetch=self.only_fetch, t0=self.began, t1=_mono(), tid=self.tid, rows=listed)
+
+
+def _stack(frame):
+    """Innermost first: ``file:line|function``, with a ``*`` before lines of the user's own."""
+    out = []
+    while frame is not None and len(out) < _MAX_FRAMES:
+        code = frame.f_code
+        mark = "" if is_library(code.co_filename) else "*"
+        out.append(mark + text(code.co_filename, frame.f_lineno) + "|" + getattr(code, "co_qualname", code.co_name))
+        frame = frame.f_back
+    return out
+
+
+def _end_before_fork():
+    """A fork of a process with threads is a risk (and a warning since Python 3.12): ours is gone by then."""
+    global _sampler
+    sampler = _sampler
+    if sampler is None or sampler is threading.current_thread():
+        return
+    sampler.stop.set()
+    sampler.join(1.0)
+    _sampler = sampler if sampler.is_alive() else None
+
+
+def _forget_in_child():
+    global _sampler, _fetching
+    _sampler = _fetching = None
+    _Watch.first_ns = _Watch.wait_ns = _Watch.steps = _Watch.asked = _Watch.optimizer_steps = 0
+
+
+state._before_fork.append(_end_before_fork)
+state._at_fork_child.append(_forget_in_child)
+
+
+def shut():
+    """Ends the sampling thread, when there is one."""
+    _end_before_fork()

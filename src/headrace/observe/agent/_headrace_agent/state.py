@@ -1,0 +1,131 @@
+"""What the hooks of one process share: the writer, the control cells, and the rule that nothing of ours is raised."""
+
+import functools
+import itertools
+import os
+import sys
+import time
+
+from .writer import Control, Writer
+
+mono = time.monotonic_ns
+writer = None
+control = None
+run_dir = None
+data_spec = None
+hooked = {}  # name of a hook -> True, or the reason why it is not there
+next_id = itertools.count(1).__next__
+_fork_registered = False
+_at_fork_child = []  # callables of other modules, run in a forked child after the writer was renewed
+_before_fork = []
+
+
+def begin(directory, data=None):
+    global writer, control, run_dir, data_spec, _fork_registered
+    t0 = mono()
+    run_dir, data_spec = directory, data
+    control = Control(directory)
+    writer = Writer(directory, t0)
+    if not _fork_registered:
+        os.register_at_fork(before=_run_before_fork, after_in_child=_after_fork_in_child)
+        _fork_registered = True
+    _write_start(forked=False)
+
+
+def end(reason):
+    global writer
+    if writer is None:
+        return
+    meta("done", reason=reason, t_ns=mono())
+    writer.close()
+    writer = None
+    control.close()
+
+
+def event(*fields):
+    w = writer
+    if w is not None:
+        w.event(*fields)
+
+
+def meta(kind, **fields):
+    """Appends ``{"k": kind, ...}`` to this process's ``.meta`` file. Not for hot paths."""
+    w = writer
+    if w is None:
+        return
+    import json  # late: bare interpreters that never see torch should not pay for it
+
+    try:
+        w.line(json.dumps(dict(k=kind, **fields), default=str))
+    except OSError as error:
+        w.broken = w.broken or str(error)
+
+
+def failed(where, error):
+    """Something of ours broke: record it once, so that the report can say what it lacks."""
+    if hooked.get("!" + where):
+        return
+    hooked["!" + where] = True
+    try:
+        meta("error", where=where, text="%s: %s" % (type(error).__name__, error))
+    except Exception:  # noqa: BLE001, S110 - nothing is left to do
+        pass
+
+
+def quiet(where):
+    """Decorator: our own failures are recorded, never raised into the user's program."""
+
+    def wrap(function):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - the border to the user's program
+                failed(where, error)
+                return None
+
+        return call
+
+    return wrap
+
+
+def rank():
+    value = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
+    return int(value) if value and value.isdigit() else None
+
+
+def _write_start(forked):
+    # No json here: this runs in every interpreter of the tree, most of which never import torch.
+    argv = getattr(sys, "orig_argv", None) or []
+    quote = lambda text: '"' + "".join(c if c.isprintable() and c not in '"\\' else "\\u%04x" % min(ord(c), 0xFFFF) for c in text) + '"'  # noqa: E731
+    rank_now = rank()
+    try:
+        writer.line(
+            '{"k": "start", "pid": %d, "ppid": %d, "t_ns": %d, "forked": %s, "rank": %s, "python": "%d.%d.%d", "cwd": %s, "argv": [%s]}'
+            % (
+                os.getpid(), os.getppid(), writer.start_ns, "true" if forked else "false",
+                "null" if rank_now is None else rank_now, *sys.version_info[:3], quote(os.getcwd()),
+                ", ".join(quote(a[:300]) for a in argv[:40]),
+            )  # fmt: skip
+        )
+    except OSError as error:
+        writer.broken = str(error)
+
+
+def _run_before_fork():
+    if writer is None:
+        return
+    for call in _before_fork:
+        call()
+
+
+def _after_fork_in_child():
+    # The parent's map stays the parent's: the child must never write into it.
+    global writer
+    if writer is None:
+        return
+    writer = Writer(run_dir, mono())
+    if hooked:
+        _write_start(forked=True)
+    for call in _at_fork_child:
+        call()

@@ -1,0 +1,78 @@
+"""Hooks that bound and explain a step outside the loader: backward, optimizer, save, collectives called from Python."""
+
+import functools
+import time
+
+from . import calls, stacks, state
+from .hooks import on_import, replace, when_uninstalled
+
+OPTIMIZER, BACKWARD, DIST, SAVE = 8, 9, 13, 14
+_mono = time.monotonic_ns
+
+
+def _compiling():
+    """Replaced by torch's own test once torch is there; torch.compile folds it to a constant and sees no hook."""
+    return False
+
+
+def _timed(kind):
+    def make(original):
+        @functools.wraps(original)
+        def call(*args, **kwargs):
+            if _compiling() or state.writer is None:
+                return original(*args, **kwargs)
+            t0 = _mono()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                state.event(kind, t0, _mono())
+
+        return call
+
+    return make
+
+
+@on_import("torch.autograd")
+def backward(module):
+    replace(module, "backward", _timed(BACKWARD))
+
+
+@on_import("torch.compiler")
+def compiling(module):
+    global _compiling
+    test = getattr(module, "is_compiling", None)
+    if test is not None:
+        _compiling = test
+
+
+@on_import("torch.serialization")
+def save(module):
+    replace(module, "save", _timed(SAVE))
+
+
+@on_import("torch.distributed.distributed_c10d")
+def collectives(module):
+    for name in ("all_reduce", "barrier", "broadcast", "all_gather", "reduce_scatter_tensor", "all_gather_into_tensor"):
+        if hasattr(module, name):
+            replace(module, name, _timed(DIST))
+
+
+@on_import("torch.optim.optimizer")
+def optimizer(module):
+    started = [0]
+
+    def before(_optimizer, *_args, **_kwargs):
+        started[0] = _mono()
+
+    def after(_optimizer, *_args, **_kwargs):
+        w = state.writer
+        if w is not None and started[0]:
+            w.event(OPTIMIZER, started[0], _mono())
+            stacks.after_step(w)
+            calls.after_step()
+
+    for register, hook in (
+        (module.register_optimizer_step_pre_hook, before),
+        (module.register_optimizer_step_post_hook, after),
+    ):
+        when_uninstalled(register(hook).remove)

@@ -1,0 +1,43 @@
+"""Python processes that never reported, and programs without a loader: what /proc and stacks can still tell."""
+
+from __future__ import annotations
+
+from ..core import analyse as core
+from ..core import loaderless
+from ..records.run import Process, Run
+
+_PYTHON = ("python", "pt_main_thread")
+
+
+def add_silent_processes(run: Run, observed: core.Observed) -> None:
+    """Names Python processes that left no trace, and looks for loops without any DataLoader."""
+    loaderless.add(run, observed)
+    known = {trace.pid for trace in observed.traces}
+    seen: dict[int, str] = {}
+    for sample in observed.samples:
+        for proc in sample.procs:
+            if proc.comm.startswith(_PYTHON) and proc.pid not in known:
+                seen[proc.pid] = proc.comm
+    for pid, comm in seen.items():
+        run.processes.append(
+            Process(pid=pid, argv=[comm], note="never reported: started with -I, -S or without the environment (env -i, sudo)")
+        )
+    if not run.processes:
+        run.notes.append("no Python process reported and none was seen from /proc")
+    _judge_silent(run, observed, list(seen))
+
+
+def _judge_silent(run: Run, observed: core.Observed, pids: list[int]) -> None:
+    from ..core import procview
+
+    if run.finding is not None or not pids or observed.machine is None:
+        return
+    busiest = max(pids, key=lambda pid: _cpu_ns(observed, pid))
+    loader = procview.view(observed.samples, observed.machine, busiest)
+    process = next(p for p in run.processes if p.pid == busiest)
+    process.loaders.append(loader)
+    run.finding = loader.finding
+
+
+def _cpu_ns(observed: core.Observed, pid: int) -> int:
+    return max((p.user_ns + p.system_ns for s in observed.samples for p in s.procs if p.pid == pid), default=0)
