@@ -64,7 +64,7 @@ advice: $(STAMP)test
 	$(call MEASURED,$(PY) -m tests.faults --advice $(ARGS))
 
 test-programs: $(STAMP)test $(STAMP)programs
-	$(PY) -m pytest -m programs tests/programs $(ARGS)
+	$(PY) -m pytest -m programs -o faulthandler_timeout=300 tests/programs $(ARGS)
 
 bench-overhead: $(STAMP)test
 	$(call MEASURED,$(PY) benchmarks/overhead.py $(ARGS))

@@ -3,9 +3,10 @@
 Each case is a dataset and a step body with known kinds of cost: work on a core (a fixed amount of work, not of time),
 blocked time (sleep), rare slow batches. Service times are measured once per round with ``--measure`` workers by simple
 wrappers, every configuration is predicted from them, and then run for real. Rounds are interleaved: machine noise hits
-all configurations alike. Prints predicted / measured per configuration; the median over rounds counts.
+all configurations alike. Prints predicted / measured per configuration, the median over the runs during which nobody
+else used the machine, and how often the real step lay inside the predicted interval.
 
-    python benchmarks/pipeline_check.py [--seconds 2] [--rounds 2] [--measure 1] [--case NAME ...]
+    python benchmarks/pipeline_check.py [--seconds 2] [--rounds 2] [--measure 1] [--max-others 0.2] [--case NAME ...]
 """
 
 from __future__ import annotations
@@ -211,42 +212,53 @@ def _name(config: Config) -> str:
 
 @dataclass
 class Row:
-    """One configuration over all rounds: predicted / measured, from the other run's and from its own service times."""
+    """One configuration over all quiet runs: predicted / measured, from the base run's and its own service times."""
 
     ratios: list[float]
     own_ratios: list[float]
+    inside: list[bool]
+    num_dropped: int = 0
     predicted: Prediction | None = None
     step_ns: float = 0.0
-    others_cores: float = 0.0
 
     def __str__(self) -> str:
-        assert self.predicted is not None
+        if self.predicted is None:
+            return f"no quiet run, {self.num_dropped} dropped"
         low, mid, high = self.predicted.step_ns_lo, self.predicted.step_ns_mean, self.predicted.step_ns_hi
         return (
-            f"measured {self.step_ns / 1e6:6.2f} ms  predicted {mid / 1e6:6.2f} ({low / 1e6:6.2f} ..{high / 1e6:6.2f})  "
+            f"real {self.step_ns / 1e6:6.2f} ms  predicted {mid / 1e6:6.2f} ({low / 1e6:5.2f} ..{high / 1e6:5.2f})  "
             f"ratio {median(self.ratios):5.3f} [{min(self.ratios):.3f} {max(self.ratios):.3f}]  "
-            f"own {median(self.own_ratios):5.3f}  {self.predicted.bound:9} others {self.others_cores:.2f}"
+            f"own {median(self.own_ratios):5.3f}  {self.predicted.bound:9} "
+            f"inside {sum(self.inside)}/{len(self.inside)}, {self.num_dropped} dropped"
         )
+
+
+def _add(row: Row, base: Real, real: Real, config: Config, args: argparse.Namespace) -> None:
+    """Count a pair of runs, unless other programs used the machine meanwhile."""
+    if max(base.others_cores, real.others_cores) > args.max_others:
+        row.num_dropped += 1
+        return
+    row.step_ns = mean(real.steps_ns)
+    row.predicted = predict(to_measured(base, workers=args.measure > 0, others_cores=real.others_cores), config)
+    own = predict(to_measured(real, workers=config.num_workers > 0, others_cores=real.others_cores), config)
+    row.ratios.append(row.predicted.step_ns_mean / row.step_ns)
+    row.own_ratios.append(own.step_ns_mean / row.step_ns)
+    row.inside.append(row.predicted.step_ns_lo <= row.step_ns <= row.predicted.step_ns_hi)
 
 
 def check(case: Case, args: argparse.Namespace) -> list[float]:
     """Run one case; returns predicted / measured of every configuration."""
-    rows = {_name(config): Row([], []) for config in CONFIGS}
+    rows = {config: Row([], [], []) for config in CONFIGS}
     for _ in range(args.rounds):
         base = run_real(case, Config(num_workers=args.measure), args.seconds)
-        for config in CONFIGS:
-            real, row = run_real(case, config, args.seconds), rows[_name(config)]
-            row.step_ns, row.others_cores = mean(real.steps_ns), real.others_cores
-            measured = to_measured(base, workers=args.measure > 0, others_cores=real.others_cores)
-            own = to_measured(real, workers=config.num_workers > 0, others_cores=real.others_cores)
-            row.predicted = predict(measured, config)
-            row.ratios.append(row.predicted.step_ns_mean / row.step_ns)
-            row.own_ratios.append(predict(own, config).step_ns_mean / row.step_ns)
-    worker_ms, trainer_ms = (measured.serialise_ns + measured.serve_ns) / 1e6, measured.deserialise_ns / 1e6
+        for config, row in rows.items():
+            _add(row, base, run_real(case, config, args.seconds), config, args)
+    seen = to_measured(base, workers=args.measure > 0, others_cores=0.0)
+    worker_ms, trainer_ms = (seen.serialise_ns + seen.serve_ns) / 1e6, seen.deserialise_ns / 1e6
     print(f"\n{case.name}  (transport: worker {worker_ms:.2f} ms, trainer {trainer_ms:.2f} ms)")
-    for name, row in rows.items():
-        print(f"  {name:22} {row}", flush=True)
-    return [median(row.ratios) for row in rows.values()]
+    for config, row in rows.items():
+        print(f"  {_name(config):22} {row}", flush=True)
+    return [median(row.ratios) for row in rows.values() if row.ratios]
 
 
 def main() -> None:
@@ -255,13 +267,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--measure", type=int, default=1)
+    parser.add_argument("--max-others", type=float, default=0.2, help="cores; a run with more in use is dropped")
     parser.add_argument("--case", action="append", default=[])
     args = parser.parse_args()
     torch.set_num_threads(1)
     calibrate()
     chosen = [case for case in CASES if not args.case or any(word in case.name for word in args.case)]
     errors = sorted(abs(ratio - 1) for case in chosen for ratio in check(case, args))
-    print(f"\nerror: median {median(errors):.1%}, worst {errors[-1]:.1%} of {len(errors)} configurations")
+    if errors:
+        print(f"\nerror: median {median(errors):.1%}, worst {errors[-1]:.1%} of {len(errors)} configurations")
 
 
 if __name__ == "__main__":

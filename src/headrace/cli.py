@@ -35,8 +35,6 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
         code = error.exit_code
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    except BrokenPipeError:  # "headrace report x.json | head": nobody wants the rest
-        code = 128 + signal.SIGPIPE
     _leave(code)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.errors import RecordError, UsageError
+from headrace.errors import UsageError
 from headrace.options import check_report_path, option_fields
+
+if TYPE_CHECKING:
+    from headrace.records.run import Run
 
 _TYPES: dict[str | None, Any] = {None: bool, "FILE": Path, "N": int, "MODULE:FUNCTION": str}
 
@@ -48,12 +52,11 @@ def attach(
 ) -> None:
     """Diagnose a job that is already running, without touching it."""
     _check({"--json": json})
-    from headrace.observe.attach import attach as look
     from headrace.report import files
-    from headrace.report.terminal import render
+    from headrace.run.attach import attach as look
 
     seen = look(pid, seconds)
-    typer.echo(render(seen))
+    _show(seen)
     if json is not None:
         files.write_json(seen, json)
 
@@ -74,9 +77,7 @@ def report(
     for target, write in wanted:
         write(seen, target)
     if not wanted:
-        from headrace.report.terminal import render
-
-        typer.echo(render(seen))
+        _show(seen)
 
 
 def demo(
@@ -106,15 +107,20 @@ def _check(paths: dict[str, Path | None]) -> None:
             check_report_path(option, path)
 
 
-def _load(path: Path) -> Any:
+def _show(run: Run) -> None:
+    from headrace.report.terminal import render
+
+    # render asks stderr, where headrace run reports; here the report is the result, on stdout.
+    typer.echo(render(run, color=None if sys.stdout.isatty() else False), nl=False)
+
+
+def _load(path: Path) -> Run:
     if not path.exists():
         raise UsageError(f"no such file or run directory: {path}")
     if not path.is_dir():
         from headrace.report.files import load
 
         return load(path)
-    if not (path / "run.json").exists():
-        raise RecordError(f"{path} is not a run directory: there is no run.json in it")
     from headrace.run.gather import gather
 
     return gather(path)

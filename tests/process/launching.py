@@ -1,7 +1,7 @@
 """Runs programs bare and under headrace, as real processes.
 
-Started as a script, this file is headrace's command line with stand-ins for the layers that the launcher calls (sampler,
-gather, report), so that the tests see the launcher alone. ``STUB_FAIL`` names the stand-ins that raise.
+Started as a script, this file is headrace's command line with stand-ins for the layers that the launcher calls
+(sampler, gather, report), so that the tests see the launcher alone. ``STUB_FAIL`` names the stand-ins that raise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 
 SRC = Path(__file__).parents[2] / "src"
 TIMEOUT_S = 30
+#: For ``sh -c``: runs on until headrace watches it.
+UNTIL_WATCHED = 'until [ -e "$HEADRACE_RUN_DIR/run.json" ]; do :; done; '
 
 
 def environment(tmp_path, **more):
@@ -31,7 +33,9 @@ def headrace(*words):
 
 def finished(command, environ, **options):
     """Runs to the end and returns what it wrote, as text."""
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, **options)
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, **options
+    )
 
 
 @contextlib.contextmanager
@@ -56,7 +60,7 @@ def run_dirs(environ):
 def _main():
     from headrace.cli import main
     from headrace.records.run import Run
-    from headrace.run import session
+    from headrace.run import launch, session
 
     failing = os.environ.get("STUB_FAIL", "").split(",")
 
@@ -108,6 +112,7 @@ def _main():
             return write
 
     session.Parts = Parts
+    launch._HEAD_START_S = 0.0
     main()
 
 

@@ -35,6 +35,13 @@ def a_part(tmp_path, steps_per_s=10.0, **run):
         (Change(what="prefetch_factor", to=4), ["--prefetch", "4"]),
         (Change(what="persistent_workers", to=True), ["--persistent"]),
         (Change(what="pin_memory", to=True), ["--pin"]),
+        (Change(what="threads per worker", to=1, line="torch.set_num_threads(1)"), ["--threads", "1"]),
+        (
+            Change(
+                what="num_workers", to=2, line="DataLoader(d, batch_size=16, num_workers=2, persistent_workers=True)"
+            ),
+            ["--workers", "2", "--persistent"],
+        ),
         (Change(what="pin_memory", to=False), None),
         (Change(what="num_workers", to=None), None),
         (Change(what="storage", to="a local disk"), None),

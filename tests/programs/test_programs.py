@@ -113,12 +113,14 @@ def test_lightning_fit(watch):
 
 
 def test_transformers_trainer(watch, tmp_path):
-    """Transformers' Trainer makes the loader itself: it is named by the user's line that called train()."""
+    """Transformers' Trainer makes its loaders itself: they bear the line that called train(), and stay apart."""
     need("transformers", "accelerate")
     said, run = watch(SCRIPTS / "transformers_trainer.py", tmp_path / "out")
     assert "done 100" in said
     (train,) = loaders(run, "train")
     assert_seen(train, site="transformers_trainer.py:", steps=100, num_workers=2)
+    (validation,) = loaders(run, "validation")
+    assert validation["num_steps"] == 20
 
 
 def test_accelerate_launch(watch):
@@ -158,7 +160,8 @@ def test_yolo_train(watch, data, tmp_path):
     (train,) = loaders(run, "train")
     assert train["num_steps"] == 8
     assert train["num_workers"] == 0
-    assert loaders(run, "validation")
+    (validation,) = loaders(run, "validation")
+    assert validation["num_steps"] == 3
 
 
 def test_timm_loader(watch, data):

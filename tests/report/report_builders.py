@@ -157,7 +157,7 @@ def storage(num_steps: int = 1200) -> Run:
         step_ns=StepNs(mean=54.1 * MS, p50=24.9 * MS, p95=171.8 * MS),
         stall_frac=0.612,
         steady_stall_frac=0.58,
-        stall_ci=(0.584, 0.641),
+        stall_ci=(0.561, 0.602),
         time_frac=time_frac(step=0.374, stall=0.58, epoch=0.032, copy=0.014),
         wait_frac=wait_frac(fetch=0.91, queued=0.06, collate=0.02, transport=0.008, pin=0.002),
         service_ns=ServiceNs(fetch=139.2 * MS, fetch_p95=190.0 * MS, collate=4.1 * MS, step=21.0 * MS),
@@ -211,7 +211,7 @@ def compute(simulated: bool = False, num_steps: int = 1500) -> Run:
         step_ns=StepNs(mean=93.4 * MS, p50=93.2 * MS, p95=98.0 * MS),
         stall_frac=0.004,
         steady_stall_frac=0.003,
-        stall_ci=(0.002, 0.006),
+        stall_ci=(0.002, 0.005),
         time_frac=time_frac(step=0.986, stall=0.003, epoch=0.001, outside=0.010),
         wait_frac=wait_frac(fetch=0.6, transport=0.4),
         samples_per_s=685.2,
@@ -284,7 +284,8 @@ def hostile() -> Run:
     run.command = ["python", evil]
     loader = run.processes[0].loaders[0]
     loader.site, loader.dataset = evil, evil
-    assert run.finding is not None and loader.lanes is not None
+    assert run.finding is not None
+    assert loader.lanes is not None
     run.finding.summary = evil
     run.finding.changes[0].line = evil
     run.finding.evidence.append(Evidence(name=evil, value=evil, unit="text"))

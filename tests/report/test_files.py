@@ -12,14 +12,14 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-import report_builders as builders
 from hypothesis import HealthCheck, given, settings
-from strategies import records
 
 from headrace.errors import RecordError
 from headrace.records import schema
 from headrace.records.run import Run
 from headrace.report import files
+from tests.report import report_builders as builders
+from tests.report.strategies import records
 
 
 @cache
@@ -52,6 +52,7 @@ def test_a_written_run_is_valid_and_comes_back(name: str, tmp_path: Path) -> Non
     assert files.load(path) == run
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(run=records(Run))
 def test_any_run_is_valid_and_comes_back(run: Run, tmp_path: Path) -> None:
@@ -90,7 +91,10 @@ GOOD = msgspec.json.encode(builders.storage(3))
         (b'{"format": 7}', "not a headrace run"),
         (b'{"format": "headrace.run/2"}', "headrace.run/2 was written by a newer headrace; upgrade"),
         (b'{"format": "headrace.run/0"}', "headrace.run/0 is not known"),
-        (b'{"format": "headrace.run/1", "headrace": "1", "command": [], "ended": "later"}', r"damaged run: .*\$\.ended"),
+        (
+            b'{"format": "headrace.run/1", "headrace": "1", "command": [], "ended": "later"}',
+            r"damaged run: .*\$\.ended",
+        ),
         (GOOD.replace(b'"pid":4711', b'"pid":"x"', 1), r"damaged run: .*`\$\.processes\[0\]\.pid`"),
         (b'{"format": "headrace.run/1"}', "damaged run: .*missing required field"),
     ],
@@ -102,7 +106,8 @@ def test_a_bad_file_gets_one_clear_line(data: bytes, message: str, tmp_path: Pat
     path.write_bytes(data)
     with pytest.raises(RecordError, match=message) as caught:
         files.load(path)
-    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < len(str(path)) + 160
 
 
@@ -126,12 +131,13 @@ def test_a_failed_write_loses_nothing(write: Any, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(RecordError, match="cannot be written: No space left"):
         write(builders.unknown(), path)
-    assert path.read_text() == "old" and os.listdir(tmp_path) == ["report"]
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["report"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A directory that does not exist gets one line."""
-    with pytest.raises(RecordError, match="no/run.json: cannot be written: No such file or directory"):
+    with pytest.raises(RecordError, match=r"no/run\.json: cannot be written: No such file or directory"):
         files.write_json(builders.nothing(), tmp_path / "no" / "run.json")
 
 
@@ -142,7 +148,8 @@ def test_pipes_and_links_stay_what_they_are(tmp_path: Path) -> None:
     target, link = tmp_path / "target.json", tmp_path / "link.json"
     link.symlink_to(target)
     files.write_json(builders.nothing(), link)
-    assert link.is_symlink() and files.load(target) == builders.nothing()
+    assert link.is_symlink()
+    assert files.load(target) == builders.nothing()
 
 
 def test_the_umask_decides_who_may_read(tmp_path: Path) -> None:

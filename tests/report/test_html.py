@@ -11,14 +11,25 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import report_builders as builders
 
 from headrace.report import files
 from headrace.report.html import embed, make_html
+from tests.report import report_builders as builders
 
-FLAGS = """--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking
---disable-component-update --disable-sync --enable-logging=stderr --v=0 --virtual-time-budget=10000
---window-size=1200,1000 --dump-dom""".split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--v=0",
+    "--virtual-time-budget=3000",
+    "--window-size=1200,1000",
+    "--dump-dom",
+]
 
 
 class Elements(HTMLParser):
@@ -82,14 +93,22 @@ def chromium() -> str:
     return found
 
 
+def browse(path: Path) -> subprocess.CompletedProcess[str]:
+    """Opens a file in Chromium; returns the drawn page (stdout) and the console (stderr)."""
+    command = [chromium(), *FLAGS, f"--user-data-dir={path.parent / 'profile'}", path.as_uri()]
+    # 5 s on two quiet cores, 52 s was seen with 15 other processes on them.
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"chromium ended with {done.returncode}: {done.stderr[-2000:]}"
+    return done
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["storage", "compute", "hostile", "unknown", "largest"])
 def test_in_a_real_browser(name: str, tmp_path: Path) -> None:
     """Chromium draws steps and lanes, at most 3,000 rectangles, and writes nothing to its console."""
     path = tmp_path / "report.html"
     files.write_html({**builders.ALL, "largest": builders.largest}[name](), path)
-    command = [chromium(), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = browse(path)
     # Errors of scripts, forbidden network access (the policy reports it) and warnings all arrive as CONSOLE lines.
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     charts = 0 if name == "unknown" else 2
@@ -117,9 +136,9 @@ def test_controls_in_a_real_browser(tmp_path: Path) -> None:
     """The lanes' buttons, slider and choice move the picture, and hovering a step says its times."""
     path = tmp_path / "report.html"
     path.write_text(make_html(builders.storage()).replace("</body>", CLICKS + "</body>"), encoding="utf-8")
-    command = [chromium(), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = browse(path)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     first, later, back, wide, last, worst = json.loads(re.findall("<title>(.*?)</title>", done.stdout)[0])
-    assert first == back and len({first, later, wide, last, worst}) == 5
-    assert re.search(r"step 400: 1.0\d s, stall 1.0\d s, starts an epoch", done.stdout)
+    assert first == back
+    assert len({first, later, wide, last, worst}) == 5
+    assert re.search(r"step 400: 1\.0\d s, stall 9\d\d ms, starts an epoch", done.stdout)

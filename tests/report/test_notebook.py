@@ -6,18 +6,19 @@ import re
 from pathlib import Path
 
 import pytest
-import report_builders as builders
 
 from headrace.errors import UsageError
 from headrace.report.notebook import Report
 from headrace.report.terminal import render
+from tests.report import report_builders as builders
 
 
 @pytest.mark.parametrize("name", builders.ALL)
 def test_the_fragment_is_safe_and_balanced(name: str) -> None:
     """The fragment has no script, ends every element that it begins, and is small."""
     html = Report(builders.ALL[name]())._repr_html_()
-    assert "<script" not in html and len(html) < 90_000
+    assert "<script" not in html
+    assert len(html) < 90_000
     for tag in ("div", "table", "tr", "td", "th", "details", "svg", "g", "pre", "code", "style"):
         assert len(re.findall(rf"<{tag}[ >]", html)) == html.count(f"</{tag}>"), tag
 
@@ -26,7 +27,8 @@ def test_styles_stay_inside() -> None:
     """No rule of the fragment can touch the notebook around it."""
     style = re.findall(r"<style>(.*?)</style>", Report(builders.storage(40))._repr_html_(), re.S)[0]
     selectors = [one for rule in style.split("}") if "{" in rule for one in rule.split("{")[0].split(",")]
-    assert selectors and all(one.strip().startswith(".headrace-report ") for one in selectors)
+    assert selectors
+    assert all(one.strip().startswith(".headrace-report ") for one in selectors)
 
 
 def test_text_and_words() -> None:

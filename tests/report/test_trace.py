@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import report_builders as builders
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.records.run import Lane, Lanes, Loader, Process, Run
 from headrace.report import files
 from headrace.report.trace import make_trace
+from tests.report import report_builders as builders
 
 
 def tracks(trace: dict[str, Any]) -> dict[tuple[int, int], list[tuple[float, float]]]:
@@ -56,12 +56,15 @@ def test_everything_is_named_and_counted() -> None:
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} <= set(threads)
-    assert threads[4711, 4711] == "trainer" and processes[4711] == "trainer" and processes[4712] == "worker"
+    assert threads[4711, 4711] == "trainer"
+    assert processes[4711] == "trainer"
+    assert processes[4712] == "worker"
 
 
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 1)), max_size=40)
 
 
+@pytest.mark.slow
 @given(spans)
 def test_events_of_any_lane_nest(found: list[tuple[int, int, int]]) -> None:
     """However events of a lane overlap, they are spread over tracks on which they nest, and none is lost."""

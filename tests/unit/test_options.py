@@ -29,10 +29,8 @@ def test_program_begins_at_the_first_word_that_is_no_option(words, command):
 
 def test_every_option_is_read(tmp_path):
     """Options may be written with a space or with "=", and arrive with their types."""
-    options = parse_run(
-        ["--json", f"{tmp_path}/a.json", f"--html={tmp_path}/a.html", "--trace", f"{tmp_path}/t", "--steps=5"]
-        + ["--warmup", "2", "--live", "--data", "pkg.train:Loader.batch", "--quiet", "x"]
-    )
+    line = f"--json {tmp_path}/a.json --html={tmp_path}/a.html --trace {tmp_path}/t --steps=5 --warmup 2"
+    options = parse_run(f"{line} --live --data pkg.train:Loader.batch --quiet x".split())
     assert options == RunOptions(
         json=tmp_path / "a.json",
         html=tmp_path / "a.html",
@@ -96,7 +94,7 @@ class TestReportPath:
 
     def test_missing_directory(self, tmp_path):
         """A directory that does not exist is named."""
-        with pytest.raises(UsageError, match="there is no directory .*nowhere"):
+        with pytest.raises(UsageError, match=r"there is no directory .*nowhere"):
             check_report_path("--json", tmp_path / "nowhere" / "a.json")
 
     def test_directory(self, tmp_path):

@@ -73,6 +73,8 @@ def test_rates_gains_and_counts() -> None:
         (139.2e6, "ns", "139 ms"),
         (9_646_899, "bytes", "9.2 MiB"),
         (148_213_555, "bytes_per_s", "141 MiB/s"),
+        (148_213_555, "bytes/s", "141 MiB/s"),
+        (3.25, "1/s", "3.25 per second"),
         (11.4, "cores", "11.4 cores"),
         (7, "count", "7"),
         ("nfs4 at /mnt", "text", "nfs4 at /mnt"),
@@ -89,5 +91,6 @@ def test_evidence_values(value: float | str, unit: str, text: str) -> None:
 def test_times_and_sizes_never_overflow_their_unit(value: float) -> None:
     """No time or size is written as 1000 of a unit that has a larger one, and none in exponents."""
     time, size = units.duration(value), units.size(value)
-    assert "e" not in time.split()[0] and "e" not in size.split()[0]
+    assert "e" not in time.split()[0]
+    assert "e" not in size.split()[0]
     assert not (time.endswith((" ns", " us", " ms")) and len(time.split()[0].split(".")[0]) > 3)

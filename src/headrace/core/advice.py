@@ -119,27 +119,31 @@ def _oversubscribed(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> 
     return [_change("CPU quota", quota_gain(facts), line, host.quota_cores, host.allowed_cores)]
 
 
-def quota_gain(facts: Facts) -> Gain | None:
+def quota_gain(facts: Facts, num_blocks: int = 8) -> Gain | None:
     """With all allowed cores instead of the quota."""
     if facts.host.quota_cores is None or facts.host.allowed_cores is None:
         return None
-    return _with_cores(facts, max(facts.host.allowed_cores - (facts.host.outside_cores or 0.0), 0.5))
+    return _with_cores(facts, max(facts.host.allowed_cores - (facts.host.outside_cores or 0.0), 0.5), num_blocks)
 
 
-def affinity_gain(facts: Facts) -> Gain | None:
+def affinity_gain(facts: Facts, num_blocks: int = 8) -> Gain | None:
     """With all cores of the machine that others leave."""
     if facts.host.machine_cores is None:
         return None
     idle = facts.host.machine_idle_cores
     used = facts.host.job_cores or 0.0
-    return _with_cores(facts, min(facts.host.machine_cores, (idle or 0.0) + used) if idle is not None else facts.host.machine_cores)
+    free = facts.host.machine_cores if idle is None else min(facts.host.machine_cores, idle + used)
+    return _with_cores(facts, free, num_blocks)
 
 
-def _with_cores(facts: Facts, cores: float) -> Gain | None:
-    return whatif.gain(facts, change=lambda base: dataclasses.replace(base, cores=max(cores, base.cores)))
+def _with_cores(facts: Facts, cores: float, num_blocks: int) -> Gain | None:
+    def change(base: Measured) -> Measured:
+        return dataclasses.replace(base, cores=max(cores, base.cores))
+
+    return whatif.gain(facts, change=change, num_blocks=num_blocks)
 
 
-def threads_gain(facts: Facts) -> Gain | None:
+def threads_gain(facts: Facts, num_blocks: int = 8) -> Gain | None:
     """With one thread per worker: the pool's own time vanishes but for what the work needs.
 
     What a pool wastes (spinning at barriers, switching) cannot be told from its work without an experiment; the time its
@@ -151,11 +155,12 @@ def threads_gain(facts: Facts) -> Gain | None:
     base = whatif.measured(facts)
     if base is None:
         return None
-    host = facts.host
-    system = host.worker_system_frac or 0.0
-    waste = min(pool * 0.5 + system * 0.5, 0.9)
-    gain = whatif.gain(facts, change=lambda b: dataclasses.replace(b, fetch=_one_thread(b, waste), fetch_threads=1.0))
-    return gain
+    waste = min(pool * 0.5 + (facts.host.worker_system_frac or 0.0) * 0.5, 0.9)
+
+    def change(measured: Measured) -> Measured:
+        return dataclasses.replace(measured, fetch=_one_thread(measured, waste), fetch_threads=1.0)
+
+    return whatif.gain(facts, change=change, num_blocks=num_blocks)
 
 
 def _one_thread(base: Measured, waste: float) -> list[tuple[float, float]]:
@@ -163,12 +168,51 @@ def _one_thread(base: Measured, waste: float) -> list[tuple[float, float]]:
     return [(on_cpu * threads * (1 - waste), 0.0) for on_cpu, _ in base.fetch]
 
 
-def fewer_gain(facts: Facts) -> Gain | None:
-    """With as many workers as cores."""
+def fewer_gain(facts: Facts, num_blocks: int = 8) -> Gain | None:
+    """With as many workers as cores, where each worker repeats work that one of them could do for all.
+
+    Only such work makes a count of workers itself costly; plain decoding takes the same CPU however many share it.
+    """
     number = max(int(whatif.cores(facts)), 1)
     if facts.num_workers <= number:
         return None
-    return whatif.gain(facts, dataclasses.replace(whatif.current(facts), num_workers=number))
+    repeated = repeated_batches(facts)
+    if not repeated:
+        return None
+    kept = number / facts.num_workers
+    tasks = facts.tasks[-whatif.MAX_REPLAY :]
+
+    def change(base: Measured) -> Measured:
+        fetch = [
+            (on_cpu * (kept if id(task) in repeated else 1.0), blocked)
+            for task, (on_cpu, blocked) in zip(tasks, base.fetch, strict=True)
+        ]
+        return dataclasses.replace(base, fetch=fetch)
+
+    config = dataclasses.replace(whatif.current(facts), num_workers=number)
+    return whatif.gain(facts, config, change, num_blocks)
+
+
+def repeated_batches(facts: Facts) -> set[int]:
+    """Batches whose worker did what its neighbours did as well (opened the same shard): ids of their tasks.
+
+    The sign: expensive batches come in runs, next to each other in batch order, that is in different workers at once.
+    """
+    tasks = sorted(facts.tasks, key=lambda task: (task.resumes, task.idx))
+    if len(tasks) < 4 * facts.num_workers:
+        return set()
+    limit = 3.0 * stats.median([float(task.on_cpu_ns) for task in tasks])
+    heavy = [task.on_cpu_ns > limit for task in tasks]
+    runs, length = [], 0
+    for is_heavy in [*heavy, False]:
+        if is_heavy:
+            length += 1
+        elif length:
+            runs.append(length)
+            length = 0
+    if len(runs) < 2 or stats.mean([float(run) for run in runs]) < 0.4 * facts.num_workers:
+        return set()
+    return {id(task) for task, is_heavy in zip(tasks, heavy, strict=True) if is_heavy}
 
 
 def _collate(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
@@ -191,7 +235,7 @@ def _transport(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[
 
 def _scale_transport(factor: float) -> Callable[[Measured], Measured]:
     def change(base: Measured) -> Measured:
-        return dataclasses.replace(base, serialise_ns=base.serialise_ns * factor, deserialise_ns=base.deserialise_ns * factor)
+        return dataclasses.replace(base, serialise_ns=base.serialise_ns * factor, serve_ns=base.serve_ns * factor, deserialise_ns=base.deserialise_ns * factor)
 
     return change
 

@@ -15,6 +15,7 @@ from .events import Event, Trace
 from .timeline import LoaderView, Step
 
 Kind = f.EventKind
+_NEVER = 1 << 65
 PLACES = ("queued", "fetch", "collate", "transport", "pin", "reorder", "unseen")
 
 
@@ -99,12 +100,12 @@ def _task(pid: int, fetch: Event, out: Event | None, sample: Event | None) -> Ta
         fetch1=fetch.t1,
         put=out.t1 if out else fetch.t1,
         collate_ns=min(fetch.c, fetch.dur_ns),
-        on_cpu_ns=fetch.d,
+        on_cpu_ns=min(fetch.d, fetch.dur_ns),
         run_queue_ns=None if fetch.e == f.NONE else fetch.e,
-        process_cpu_ns=sample.e if sample else fetch.d,
+        process_cpu_ns=sample.e if sample and sample.e != f.NONE else min(fetch.d, fetch.dur_ns),
         num_samples=sample.d if sample else 0,
-        num_bytes=out.d if out else None,
-        num_tensors=out.e if out else None,
+        num_bytes=out.d if out and out.d != f.NONE else None,
+        num_tensors=out.e if out and out.e != f.NONE else None,
         slowest_ns=sample.dur_ns if sample else 0,
         slowest_index=None if sample is None or sample.c == f.NONE else sample.c,
     )
@@ -136,15 +137,20 @@ class TaskIndex:
             if task is not None and task.recv1 is None:
                 task.recv0, task.recv1 = event.t0, event.t1
         queues = {queue: iter_id for iter_id, queue in view.queues.items() if queue}
-        for event in trainer.of(Kind.PIN):
-            iter_id = queues.get(event.a)
-            for resumes in range(64):
-                task = self.by_key.get((iter_id, resumes, event.b)) if iter_id is not None else None
-                if task is None:
-                    break
-                if task.pin0 is None and task.put <= event.t1:
-                    task.pin0, task.pin1 = event.t0, event.t1
-                    break
+        pins = trainer.of(Kind.PIN)
+        waiting = self._by_batch() if pins else {}
+        for event in pins:
+            # The same batch number comes again in each epoch, in the order of epochs.
+            rest = waiting.get((queues.get(event.a, -1), event.b))
+            if rest and rest[0].put <= event.t1:
+                task = rest.popleft()
+                task.pin0, task.pin1 = event.t0, event.t1
+
+    def _by_batch(self) -> dict[tuple[int, int], deque[Task]]:
+        waiting: dict[tuple[int, int], deque[Task]] = {}
+        for (iter_id, _, idx), task in sorted(self.by_key.items()):
+            waiting.setdefault((iter_id, idx), deque()).append(task)
+        return waiting
 
     def of(self, step: Step) -> Task | None:
         task = self.by_key.get((step.iter_id, step.resumes, step.task))
@@ -172,26 +178,30 @@ def split_wait(step: Step, task: Task | None, pin: bool) -> dict[str, int]:
     if task is None:
         parts["unseen"] = step.wait_ns
         return parts
-    for place, t0, t1 in _stages(task, pin):
-        parts[place] += max(min(t1, step.wait1) - max(t0, step.wait0), 0)
-    parts["transport"] += step.wait_ns - sum(parts.values())
+    # One cursor, so that the parts sum to the wait whatever order the clocks of several processes give.
+    at = step.wait0
+    for place, end in _stages(task, pin):
+        until = min(end, step.wait1)
+        if until > at:
+            parts[place] += until - at
+            at = until
     return parts
 
 
-def _stages(task: Task, pin: bool) -> list[tuple[str, int, int]]:
-    stages = [("queued", 0, task.fetch0), ("fetch", task.fetch0, task.collate0), ("collate", task.collate0, task.fetch1)]
-    last = task.fetch1
+def _stages(task: Task, pin: bool) -> list[tuple[str, int]]:
+    """(place, when the batch left it), in the order of a batch's way; the last has no end."""
+    stages = [("queued", task.fetch0), ("fetch", task.collate0), ("collate", task.fetch1)]
     if task.recv1 is None:
-        return [*stages, ("pin" if pin else "transport", last, 1 << 62)]
+        return [*stages, ("pin" if pin else "transport", _NEVER)]
+    last = task.fetch1
     if task.pin0 is not None and task.pin1 is not None:
-        stages += [("transport", last, task.pin0), ("pin", task.pin0, task.pin1)]
+        stages += [("transport", task.pin0), ("pin", task.pin1)]
         last = task.pin1
     # In the queue already, while the trainer still takes in batches that it does not await.
-    if task.recv0 is not None and task.recv0 > max(task.put, last):
-        ready = max(task.put, last)
-        stages += [("transport", last, ready), ("reorder", ready, task.recv0)]
-        last = task.recv0
-    return [*stages, ("transport", last, 1 << 62)]
+    ready = max(task.put, last)
+    if task.recv0 is not None and task.recv0 > ready:
+        stages += [("transport", ready), ("reorder", task.recv0)]
+    return [*stages, ("transport", _NEVER)]
 
 
 def queued_behind(step: Step, task: Task, tasks: list[Task]) -> dict[str, int]:
@@ -205,9 +215,9 @@ def queued_behind(step: Step, task: Task, tasks: list[Task]) -> dict[str, int]:
     t0, t1 = step.wait0, min(task.fetch0, step.wait1)
     parts = {"fetch": 0, "collate": 0, "transport": 0}
     at = bisect.bisect_left(tasks, task.fetch0, key=lambda other: other.fetch0)
-    for other in reversed(tasks[:at]):
-        if other.fetch1 <= t0:
-            break
+    while at > 0 and tasks[at - 1].fetch1 > t0:
+        at -= 1
+        other = tasks[at]
         parts["fetch"] += max(min(other.collate0, t1) - max(other.fetch0, t0), 0)
         parts["collate"] += max(min(other.fetch1, t1) - max(other.collate0, t0), 0)
     parts["transport"] = max(t1 - t0 - parts["fetch"] - parts["collate"], 0)

@@ -87,11 +87,26 @@ def _shares(facts: Facts, rank_frac: float, gains: dict[str, float]) -> dict[Cau
         shares[kind] = (fetch, detail)
     if charged["unseen"] > 0:
         shares["unknown"] = (share(charged["unseen"]), "the workers' side was not recorded")
+    shares |= _device_shares(facts)
     body = _cpu_step_loss(facts, gains)
     if body is not None:
         before = shares.get("oversubscribed", (0.0, ""))
         shares["oversubscribed"] = (before[0] + body, before[1] or "quota")
     return shares
+
+
+def _device_shares(facts: Facts) -> dict[CauseName, tuple[float, str]]:
+    """What only a real device shows; none of it was measured on one yet."""
+    host, step = facts.host, facts.share(facts.parts_ns["step"])
+    found: dict[CauseName, tuple[float, str]] = {}
+    if host.gpu_throttled_frac:
+        found["throttle"] = (host.gpu_throttled_frac * step, "")
+    if host.gpu_link_frac is not None and host.gpu_link_frac < 0.9:
+        found["link"] = (facts.share(facts.parts_ns["copy"]), "")
+        found["copy"] = (0.0, "")
+    if facts.dry_frac >= 0.8 and facts.has_device_clock:
+        found["launch"] = (max(1.0 - (host.gpu_util_frac or 1.0), 0.0) * step, "")
+    return found
 
 
 def _cpu_step_loss(facts: Facts, gains: dict[str, float]) -> float | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import struct
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..records import rundir as f
@@ -29,6 +32,11 @@ class Event(NamedTuple):
         return self.t1 - self.t0
 
 
+#: As ``Event._make``, without a Python frame per event: a long run has 400,000.
+_make: Callable[[tuple[int, ...]], Event] = functools.partial(tuple.__new__, Event)
+_KIND, _T0 = operator.itemgetter(0), operator.itemgetter(1)
+
+
 class EventFile(NamedTuple):
     """A decoded ``.ev`` file. ``num_lost``: events that the ring has overwritten (they lie between head and ring)."""
 
@@ -51,11 +59,14 @@ def decode(data: bytes) -> EventFile | None:
     end = min(f.EVENT_HEADER_BYTES + min(written, capacity) * f.EVENT_BYTES, len(data))
     end -= (end - f.EVENT_HEADER_BYTES) % f.EVENT_BYTES
     body = memoryview(data)[f.EVENT_HEADER_BYTES : end]
-    events = [Event._make(fields) for fields in _EVENT.iter_unpack(body) if fields[0]]
+    events = list(map(_make, _EVENT.iter_unpack(body)))
     if written > capacity:
         at = f.HEAD_EVENTS + (written - f.HEAD_EVENTS) % f.RING_EVENTS
         events = events[: f.HEAD_EVENTS] + events[at:] + events[f.HEAD_EVENTS : at]
-    return EventFile(cells[f.CELL_PID], cells[f.CELL_START_NS], cells[f.CELL_HOOK_NS], events, max(written - capacity, 0))
+    if not all(map(_KIND, events)):  # reserved by a thread that was killed before it wrote
+        events = [event for event in events if event.kind]
+    num_lost = max(written - capacity, 0)
+    return EventFile(cells[f.CELL_PID], cells[f.CELL_START_NS], cells[f.CELL_HOOK_NS], events, num_lost)
 
 
 class Trace:
@@ -66,15 +77,17 @@ class Trace:
         self.pid: int = start["pid"]
         self.ppid: int = start.get("ppid", 0)
         self.start_ns: int = start.get("t_ns", 0)
-        self.rank: int | None = start.get("rank")
         self.meta = meta
+        # Ranks that are forked get theirs after the fork; once they iterate it is known.
+        told = [line["rank"] for line in meta if line.get("k") == "iter" and line.get("rank") is not None]
+        self.rank: int | None = told[-1] if told else start.get("rank")
         self.hook_ns = file.hook_ns if file else 0
         self.num_lost = file.num_lost if file else 0
         self.by_kind: dict[int, list[Event]] = defaultdict(list)
         for event in file.events if file else ():
-            self.by_kind[event.kind].append(event)
+            self.by_kind[event[0]].append(event)
         for events in self.by_kind.values():
-            events.sort(key=lambda event: event.t0)
+            events.sort(key=_T0)
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """The meta lines of one kind, in the order they were written."""

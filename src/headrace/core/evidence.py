@@ -32,8 +32,15 @@ _SENTENCE = {
 def summary(facts: Facts, verdict: Verdict) -> str:
     """One sentence: what share of the time goes where."""
     if verdict.cause == "compute":
-        return f"Nothing to gain from data: the step itself takes {facts.share(facts.parts_ns['step']):.0%} of the time."
-    detail = {"quota": " (CPU quota)", "affinity": " (CPU affinity)", "threads": " (thread pools in the workers)", "workers": " (more workers than cores)"}
+        return (
+            f"Nothing to gain from data: the step itself takes {facts.share(facts.parts_ns['step']):.0%} of the time."
+        )
+    detail = {
+        "quota": " (CPU quota)",
+        "affinity": " (CPU affinity)",
+        "threads": " (thread pools in the workers)",
+        "workers": " (more workers than cores)",
+    }
     what = _SENTENCE[verdict.cause] + detail.get(verdict.detail, "")
     return f"{verdict.share_frac:.0%} of the time: {what}."
 
@@ -48,7 +55,11 @@ def rows(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Eviden
 
     host, split = facts.host, facts.fetch_split or {}
     add("stall", facts.share(facts.stall_ns), "frac")
-    for name, label in (("blocked", "fetch blocked"), ("on_cpu", "fetch on a core"), ("run_queue", "fetch in the run queue")):
+    for name, label in (
+        ("blocked", "fetch blocked"),
+        ("on_cpu", "fetch on a core"),
+        ("run_queue", "fetch in the run queue"),
+    ):
         add(label, split.get(name), "frac")
     if verdict.cause == "straggler":
         fetches = [float(task.fetch1 - task.fetch0) for task in facts.tasks]
@@ -98,5 +109,9 @@ def rows(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Eviden
     if verdict.cause in ("preprocess", "workers"):
         running = [spot for spot in hotspots if spot.state == "running"]
         if running:
-            add("hottest", f"{running[0].share_frac:.0%} in {running[0].what or running[0].function} at {running[0].site}", "text")
+            add(
+                "hottest",
+                f"{running[0].share_frac:.0%} in {running[0].what or running[0].function} at {running[0].site}",
+                "text",
+            )
     return out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..records.run import Change, Evidence, Finding, Hotspot, Loader, Run, RunnerUp, Series, StepNs, TimeFrac
+from typing import Any
+
+from ..records.run import CauseName, Change, Evidence, Finding, Hotspot, Loader, Run, RunnerUp, Series, StepNs, TimeFrac
 from ..records.rundir import EventKind
 from . import analyse as core
 from . import stats
@@ -10,8 +12,13 @@ from .events import Trace
 from .hotspots import hotspots
 
 #: Frames that mean: this is the model, not the data.
-_MODEL = ("torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_tensor.py", "torch/amp/", "torch/nn/functional.py")
+_MODEL = (
+    "torch/nn/modules/module.py", "torch/autograd/", "torch/optim/", "torch/_tensor.py", "torch/amp/",
+    "torch/nn/functional.py",
+)  # fmt: skip
 _MIN_STEPS = 8
+#: A few hundred samples cannot tell a larger share from all of the time: the promised speed-up ends at 20.
+_MOST_SHARE = 0.95
 
 
 def add(run: Run, observed: core.Observed) -> None:
@@ -56,11 +63,11 @@ def _loader(trace: Trace, observed: core.Observed) -> Loader:
     if share is not None:
         rest = dict.fromkeys(("epoch", "other_loader", "copy", "sync", "launch", "rank", "outside"), 0.0)
         loader.time_frac = TimeFrac(step=1 - share, stall=share, **rest)
-    loader.finding = _finding(loader, between)
+    loader.finding = _finding(between)
     return loader
 
 
-def _between(lines: list[dict]) -> dict:  # type: ignore[type-arg]
+def _between(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Share of samples outside the model, split into running and blocked, with the hottest line."""
     rows = [row for line in lines for row in line.get("rows", ())]
     total = sum(count for count, _, _ in rows)
@@ -77,8 +84,8 @@ def _between(lines: list[dict]) -> dict:  # type: ignore[type-arg]
     }
 
 
-def _finding(loader: Loader, between: dict) -> Finding:  # type: ignore[type-arg]
-    share = between["share"]
+def _finding(between: dict[str, Any]) -> Finding:
+    share: float | None = between["share"]
     rows = [Evidence(name="stack samples", value=between["samples"], unit="count")]
     if share is None or between["samples"] < 20:
         return Finding(
@@ -91,14 +98,18 @@ def _finding(loader: Loader, between: dict) -> Finding:  # type: ignore[type-arg
         Evidence(name="of it blocked", value=round(between["blocked"], 4), unit="frac"),
     ]
     if share < 0.1:
-        text = f"Nothing to gain from data: {1 - share:.0%} of the sampled time is in the model, backward and optimizer."
-        return Finding(cause="compute", stall_frac=share, confidence="medium", summary=text, share_frac=1 - share, evidence=rows)
+        return Finding(
+            cause="compute", stall_frac=share, confidence="medium", share_frac=1 - share, evidence=rows,
+            summary=f"Nothing to gain from data: {1 - share:.0%} of the sampled time is in model, backward and optimizer.",
+        )  # fmt: skip
     blocked = between["blocked"] > 0.5
-    cause, other = ("storage", "preprocess") if blocked else ("preprocess", "storage")
+    cause: CauseName = "storage" if blocked else "preprocess"
+    other: CauseName = "preprocess" if blocked else "storage"
     spot = between["spots"][0]
     what = f"{spot.site} ({spot.function})"
-    change = Change(what="work between steps", line=f"# move {what} into a DataLoader with workers", speedup=1 / (1 - share))
-    change.speedup_ci = (1.0, 1 / (1 - min(share * 1.15, 0.95)))
+    line = f"# move {what} into a DataLoader with workers"
+    change = Change(what="work between steps", line=line, speedup=1 / (1 - min(share, _MOST_SHARE)))
+    change.speedup_ci = (1.0, 1 / (1 - min(share * 1.15, _MOST_SHARE)))
     return Finding(
         cause=cause, stall_frac=share, share_frac=share, confidence="medium", evidence=rows, changes=[change],
         summary=f"{share:.0%} of the time: no DataLoader; {what} runs between the optimizer's steps.",

@@ -8,7 +8,7 @@ import dataclasses
 from ..records import rundir as f
 from . import stats
 from .attribution import PLACES, Task, TaskIndex, queued_behind, split_wait
-from .events import Trace
+from .events import Event, Trace
 from .hostfacts import HostFacts
 from .timeline import LoaderView, Step
 
@@ -53,6 +53,8 @@ class Facts:
     body_on_cpu_frac: float = 0.0
     body_run_queue_frac: float = 0.0
     has_device_clock: bool = False
+    #: Of the steps whose batch was ready, how many found the device run dry: the host is too slow to issue work.
+    dry_frac: float = 0.0
 
     @property
     def num_workers(self) -> int:
@@ -86,6 +88,7 @@ def measure(trace: Trace, view: LoaderView, others: list[LoaderView], index: Tas
     _stalls(facts)
     _bodies(facts, trace, others)
     _body_threads(facts)
+    _forgive_queue(facts)
     _close_the_sum(facts)
     return facts
 
@@ -181,11 +184,12 @@ def _stalls(facts: Facts) -> None:
 
 def _bodies(facts: Facts, trace: Trace, others: list[LoaderView]) -> None:
     view = facts.view
-    steps = view.steps
+    steps = sorted(view.steps, key=lambda step: step.wait1)
     nested = _nested_spans(view, others)
-    facts.nested_ns = sum(_overlap(spans_t0, spans_t1, step) for step in steps for spans_t0, spans_t1 in nested)
-    facts.parts_ns["other_loader"] = _other_waits(view, others, nested)
-    bodies = [step.body_ns - sum(_overlap(t0, t1, step) for t0, t1 in nested) for step in steps]
+    inside = _overlaps(steps, nested)
+    facts.nested_ns = float(sum(inside))
+    facts.parts_ns["other_loader"] = _other_waits(steps, others, nested)
+    bodies = [step.body_ns - ns for step, ns in zip(steps, inside, strict=True)]
     facts.median_body_ns = stats.median(bodies) if bodies else 0.0
     limit = max(facts.median_body_ns * PAUSE_FACTOR, facts.median_body_ns + PAUSE_NS)
     pauses = [body - facts.median_body_ns for body in bodies if body > limit]
@@ -196,32 +200,49 @@ def _bodies(facts: Facts, trace: Trace, others: list[LoaderView]) -> None:
 
 
 def _nested_spans(view: LoaderView, others: list[LoaderView]) -> list[tuple[int, int]]:
-    """Whole passes of validation loaders that lie inside this loader's passes."""
-    spans = [(one.begin, one.end) for other in others if other.role == "validation" for one in other.passes]
-    return sorted((t0, t1) for t0, t1 in spans if t0 > view.begin and t1 < view.end)
+    """Whole passes of validation loaders that lie inside this loader's passes, merged and in order."""
+    spans = sorted((one.begin, one.end) for other in others if other.role == "validation" for one in other.passes)
+    merged: list[tuple[int, int]] = []
+    for t0, t1 in spans:
+        if t0 <= view.begin or t1 >= view.end:
+            continue
+        if merged and t0 < merged[-1][1]:  # two validation loaders in one zip: their time is lost once
+            merged[-1] = (merged[-1][0], max(merged[-1][1], t1))
+        else:
+            merged.append((t0, t1))
+    return merged
 
 
-def _overlap(t0: int, t1: int, step: Step) -> int:
-    return max(min(t1, step.end) - max(t0, step.wait1), 0)
+def _overlaps(steps: list[Step], spans: list[tuple[int, int]]) -> list[int]:
+    """How much of each body (steps in order) lies in the spans (in order, apart), in ns."""
+    starts = [step.wait1 for step in steps]
+    out = [0] * len(steps)
+    for t0, t1 in spans:
+        at = max(bisect.bisect_right(starts, t0) - 1, 0)
+        while at < len(steps) and starts[at] < t1:
+            out[at] += max(min(t1, steps[at].end) - max(t0, starts[at]), 0)
+            at += 1
+    return out
 
 
-def _other_waits(view: LoaderView, others: list[LoaderView], nested: list[tuple[int, int]]) -> float:
-    starts = [step.wait1 for step in view.steps]
+def _other_waits(steps: list[Step], others: list[LoaderView], nested: list[tuple[int, int]]) -> float:
+    starts, spans = [step.wait1 for step in steps], [t0 for t0, _ in nested]
     total = 0
     for other in others:
         for step in other.steps:
             at = bisect.bisect_right(starts, step.wait0) - 1
-            if at < 0 or step.wait0 >= view.steps[at].end:
+            if at < 0 or step.wait0 >= steps[at].end:
                 continue
-            if not any(t0 <= step.wait0 < t1 for t0, t1 in nested):
-                total += min(step.wait1, view.steps[at].end) - step.wait0
+            span = bisect.bisect_right(spans, step.wait0) - 1
+            if span < 0 or step.wait0 >= nested[span][1]:
+                total += min(step.wait1, steps[at].end) - step.wait0
     return float(total)
 
 
 def _spans(facts: Facts, trace: Trace) -> None:
     t0, t1 = facts.view.begin, facts.view.end
 
-    def within(kind: Kind) -> list:  # type: ignore[type-arg]
+    def within(kind: Kind) -> list[Event]:
         return [event for event in trace.of(kind) if t0 <= event.t0 < t1]
 
     facts.save_ns = float(sum(e.dur_ns for e in within(Kind.SAVE)))
@@ -233,6 +254,8 @@ def _spans(facts: Facts, trace: Trace) -> None:
     facts.num_blocking_copies = sum(1 for e in copies if not e.b & f.COPY_NON_BLOCKING)
     facts.copy_ns = float(sum(e.dur_ns for e in copies if e.b != f.COPY_PINNED | f.COPY_NON_BLOCKING))
     facts.sync_ns = float(sum(e.dur_ns for e in within(Kind.SYNC)))
+    told = [e.d for e in within(Kind.DEVICE) if e.d != f.NONE]
+    facts.dry_frac = sum(told) / len(told) if told else 0.0
 
 
 def _body_threads(facts: Facts) -> None:
@@ -250,6 +273,14 @@ def _body_threads(facts: Facts) -> None:
     elif waits:
         queue *= bodies / (bodies + waits)
     facts.body_run_queue_frac = min(max(queue / bodies, 0.0), 1.0)
+
+
+def _forgive_queue(facts: Facts) -> None:
+    """A body that is long because its thread had no core is no pause: that part goes back to the step."""
+    bodies = sum(step.body_ns for step in facts.view.steps)
+    forgiven = min(facts.body_run_queue_frac * bodies, facts.pause_ns)
+    facts.pause_ns -= forgiven
+    facts.parts_ns["outside"] -= forgiven
 
 
 def _close_the_sum(facts: Facts) -> None:

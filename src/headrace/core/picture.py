@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import operator
 
 from ..records.run import MAX_LANE_EVENTS, MAX_SERIES_STEPS, Lane, LaneKind, Lanes, Series
 from ..records.rundir import EventKind
@@ -14,6 +15,11 @@ _SPANS: tuple[tuple[EventKind, LaneKind], ...] = (
     (EventKind.BACKWARD, "backward"), (EventKind.OPTIMIZER, "optimizer"), (EventKind.COPY, "copy"),
     (EventKind.SYNC, "sync"), (EventKind.DIST, "dist"), (EventKind.SAVE, "save"),
 )  # fmt: skip
+
+
+#: (lane, kind, start, duration, batch)
+_Row = tuple[int, LaneKind, int, int, int]
+_START = operator.itemgetter(2)
 
 
 def series(view: LoaderView, zero_ns: int) -> Series:
@@ -42,15 +48,18 @@ def _kept(steps: list[Step]) -> list[int]:
 
 def lanes(trace: Trace, view: LoaderView, tasks: list[Task], zero_ns: int) -> Lanes:
     """The trainer's, workers' and copies' events of a window: all of a short run, the end of a long one."""
-    rows: list[tuple[int, LaneKind, int, int, int]] = []
-    _trainer_rows(rows, trace, view)
+    rows: list[_Row] = []
+    since = _shown_since(trace, view)
+    _trainer_rows(rows, trace, view, since)
     pids = sorted({task.pid for task in tasks if task.pid != trace.pid})
     number = {pid: i + 1 for i, pid in enumerate(pids)}
     for task in tasks:
-        _task_rows(rows, task, number.get(task.pid, 0))
-    rows.sort(key=lambda row: row[2])
+        if task.fetch1 >= since:
+            _task_rows(rows, task, number.get(task.pid, 0))
+    rows.sort(key=_START)
     rows = rows[-MAX_LANE_EVENTS:]
-    out = Lanes(lanes=[Lane(name="trainer", pid=trace.pid), *(Lane(name=f"worker {i}", pid=p) for i, p in enumerate(pids))])
+    workers = [Lane(name=f"worker {i}", pid=pid) for i, pid in enumerate(pids)]
+    out = Lanes(lanes=[Lane(name="trainer", pid=trace.pid), *workers])
     kinds: dict[LaneKind, int] = {}
     for lane, kind, t0, dur, batch in rows:
         out.lane.append(lane)
@@ -62,19 +71,29 @@ def lanes(trace: Trace, view: LoaderView, tasks: list[Task], zero_ns: int) -> La
     return out
 
 
-def _trainer_rows(rows: list[tuple[int, LaneKind, int, int, int]], trace: Trace, view: LoaderView) -> None:
-    steps = view.steps
-    for i, step in enumerate(steps):
+def _shown_since(trace: Trace, view: LoaderView) -> int:
+    # What begins before this moment is not among the last MAX_LANE_EVENTS of the trainer alone: no row is made for it.
+    starts = [t for step in view.steps for t in (step.wait0, step.wait1)]
+    starts.extend(event.t0 for kind, _ in _SPANS for event in trace.of(kind))
+    starts.sort()
+    return starts[-MAX_LANE_EVENTS] if len(starts) > MAX_LANE_EVENTS else view.begin
+
+
+def _trainer_rows(rows: list[_Row], trace: Trace, view: LoaderView, since: int) -> None:
+    end = view.end
+    for i, step in enumerate(view.steps):
+        if step.end < since:
+            continue
         rows.append((0, "wait", step.wait0, step.wait_ns, i))
         rows.append((0, "step", step.wait1, step.body_ns, i))
     for one in view.passes:
         if one.iter_ns:
             rows.append((0, "epoch", one.begin, one.iter_ns, -1))
     for kind, name in _SPANS:
-        rows.extend((0, name, e.t0, e.dur_ns, -1) for e in trace.of(kind) if view.begin <= e.t0 < view.end)
+        rows.extend((0, name, event.t0, event.dur_ns, -1) for event in trace.of(kind) if since <= event.t0 < end)
 
 
-def _task_rows(rows: list[tuple[int, LaneKind, int, int, int]], task: Task, lane: int) -> None:
+def _task_rows(rows: list[_Row], task: Task, lane: int) -> None:
     batch = task.idx if task.idx < 1 << 62 else -1
     rows.append((lane, "fetch", task.fetch0, task.fetch_ns, batch))
     if task.collate_ns:

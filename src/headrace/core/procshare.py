@@ -31,6 +31,10 @@ _KINDS = (
 )
 
 
+#: A process at a time, ns.
+Row = tuple[int, ProcSample]
+
+
 def kind_of(text: str) -> str:
     """What sort of thing a thread waits for: file, socket, pipe, fault, sleep, lock, device or other."""
     return next((kind for word, kind in _KINDS if word in text), "other")
@@ -78,6 +82,8 @@ class Host:
 
     wall_ns: int
     idle_cores: float | None
+    #: Of the allowed CPUs, by whatever program.
+    busy_cores: float | None
     machine_busy_cores: float | None
     throttled_cores: float | None
     psi_cpu_frac: float | None
@@ -102,7 +108,21 @@ def share(samples: Sequence[HostSample], pid: int, looks: Sequence[str | None] =
     Returns:
         None when it was seen less than twice, or its threads could not be read.
     """
-    rows = [(s.t_ns, p) for s in samples for p in s.procs if p.pid == pid and p.on_cpu_ns is not None]
+    return share_of(by_pid(samples).get(pid, []), looks)
+
+
+def by_pid(samples: Sequence[HostSample]) -> dict[int, list[Row]]:
+    """The rows of every process whose threads could be read, in the order of time."""
+    found: dict[int, list[Row]] = {}
+    for sample in samples:
+        for proc in sample.procs:
+            if proc.on_cpu_ns is not None:
+                found.setdefault(proc.pid, []).append((sample.t_ns, proc))
+    return found
+
+
+def share_of(rows: Sequence[Row], looks: Sequence[str | None] = ()) -> Share | None:
+    """As `share`, from the rows of one process."""
     if len(rows) < 2 or rows[-1][0] <= rows[0][0]:
         return None
     procs = [proc for _, proc in rows]
@@ -116,7 +136,7 @@ def share(samples: Sequence[HostSample], pid: int, looks: Sequence[str | None] =
         waits[kind_of(text)] = waits.get(kind_of(text), 0.0) + frac
     per_s = wall / 1e9
     return Share(
-        pid=pid,
+        pid=procs[-1].pid,
         comm=procs[-1].comm,
         wall_ns=wall,
         on_cpu_frac=on_cpu,
@@ -167,10 +187,13 @@ def host(samples: Sequence[HostSample]) -> Host | None:
         return None
     wall = samples[-1].t_ns - samples[0].t_ns
     groups = [s.cgroup for s in samples if s.cgroup is not None]
-    utils = [g.util_frac for s in samples for g in s.gpus if g.util_frac is not None and _in_use(samples, g.index)]
+    # A GPU that did nothing in the whole window is another job's or nobody's.
+    used = {g.index for s in samples for g in s.gpus if g.util_frac}
+    utils = [g.util_frac for s in samples for g in s.gpus if g.util_frac is not None and g.index in used]
     return Host(
         wall_ns=wall,
         idle_cores=_rate(_growth(s.cpu_idle_ns for s in samples), wall),
+        busy_cores=_rate(_growth(s.cpu_busy_ns for s in samples), wall),
         machine_busy_cores=_rate(_growth(s.machine_busy_ns for s in samples), wall),
         throttled_cores=_rate(_growth(g.throttled_ns for g in groups), wall),
         psi_cpu_frac=_rate(_growth(s.psi_cpu_ns for s in samples), wall),
@@ -190,11 +213,6 @@ def _swap_growth(samples: Sequence[HostSample]) -> int | None:
         swaps = [p.swap_bytes for p in sample.procs if p.swap_bytes is not None]
         totals.append(sum(swaps) if swaps else None)
     return _difference(totals)
-
-
-def _in_use(samples: Sequence[HostSample], index: int) -> bool:
-    """A GPU that did nothing in the whole window is another job's or nobody's."""
-    return any(g.index == index and (g.util_frac or 0) > 0 for s in samples for g in s.gpus)
 
 
 def _gpu_throttled(samples: Sequence[HostSample], wall_ns: int) -> float | None:

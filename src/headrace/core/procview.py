@@ -99,7 +99,8 @@ def trainers(samples: Sequence[HostSample], root_pid: int) -> list[int]:
     if owners:
         return sorted(owners)
     pythons = [pid for pid in inside if procshare.is_python(names.get(pid, ""))]
-    used = {pid: procshare.cores(part) for pid in pythons if (part := procshare.share(samples, pid)) is not None}
+    rows = procshare.by_pid(samples)
+    used = {p: procshare.cores(part) for p in pythons if (part := procshare.share_of(rows.get(p, []))) is not None}
     return [max(used, key=lambda pid: used[pid])] if used else [root_pid]
 
 
@@ -111,7 +112,8 @@ def _skip_servers(pid: int, servers: set[int], parent_of: Mapping[int, int]) -> 
 
 
 def _job(samples: Sequence[HostSample], machine: Machine, pid: int, looks: Looks) -> Job | None:
-    trainer, host = procshare.share(samples, pid, looks.get(pid, ())), procshare.host(samples)
+    rows, host = procshare.by_pid(samples), procshare.host(samples)
+    trainer = procshare.share_of(rows.get(pid, []), looks.get(pid, ()))
     if trainer is None or host is None:
         return None
     parent_of = procshare.parents(samples)
@@ -121,7 +123,7 @@ def _job(samples: Sequence[HostSample], machine: Machine, pid: int, looks: Looks
     guessed = not chosen
     if guessed:
         chosen = [c for c in children if procshare.is_python(names[c])]
-    parts = [part for c in chosen if (part := procshare.share(samples, c, looks.get(c, ()))) is not None]
+    parts = [part for c in chosen if (part := procshare.share_of(rows.get(c, []), looks.get(c, ()))) is not None]
     workers = [part for part in parts if not (guessed and procshare.is_idle_child(part))]
     return Job(trainer, workers, host, machine, looked=bool(looks))
 
@@ -273,7 +275,9 @@ def _in_queue(job: Job) -> Verdict:
         return Verdict("oversubscribed", share, "medium", f"{what}: {reason}.", changes=[Change(what=cure)])
     other = RunnerUp(cause="oversubscribed", share_frac=share)
     change = Change(what="make decoding and transforms cheaper, or give the job more cores")
-    return Verdict("preprocess", share, "low", f"{what}: all cores are used.", runner_up=other, changes=[change])
+    foreign = _others(job) or 0.0
+    why = f"other programs use {foreign:.1f} of the allowed cores" if foreign >= 0.3 else "all cores are used"
+    return Verdict("preprocess", share, "low", f"{what}: {why}.", runner_up=other, changes=[change])
 
 
 def _crowding(job: Job, parts: Sequence[Share]) -> list[tuple[str, str]]:
@@ -359,8 +363,13 @@ def _by_trainer(job: Job) -> Verdict:
         return Verdict("oversubscribed", min(queued, 1.0), "medium", what, changes=[Change(what=crowding[0][1])])
     if main.busy_frac >= 0.5:
         return _busy_alone(job)
-    what = f"The trainer is blocked {percent(main.blocked_frac)} of the time, on nothing that names the data."
-    return Verdict("unknown", main.blocked_frac, "low", what, between=("compute", "outside"))
+    what = f"The trainer is blocked {percent(main.blocked_frac)} of the time"
+    if main.waiting("sleep", "lock") >= _MIN_SHARE:
+        # A pause or a lock can be the dataset's, or how the program waits for its device.
+        tail = f", most in: {_main_wait([main])}."
+        return Verdict("unknown", main.blocked_frac, "low", what + tail, between=("storage", "compute"))
+    tail = ", on nothing that names the data."
+    return Verdict("unknown", main.blocked_frac, "low", what + tail, between=("compute", "outside"))
 
 
 def _runner_up(job: Job) -> RunnerUp:
@@ -369,7 +378,10 @@ def _runner_up(job: Job) -> RunnerUp:
 
 def _busy_alone(job: Job) -> Verdict:
     main, util = job.trainer, job.host.gpu_util_frac
-    what = f"The trainer is on a core {percent(main.on_cpu_frac)} of the time and has no worker processes"
+    what = f"The trainer is on a core {percent(main.on_cpu_frac)} of the time"
+    if main.run_queue_frac >= _MIN_SHARE:
+        what += f", ready without a core {percent(main.run_queue_frac)},"
+    what += " and has no worker processes"
     rest: CauseName = "compute" if util is None else "launch"
     tail = "." if util is None else f", the GPU is busy {percent(util)}."
     return Verdict("unknown", main.busy_frac, "low", what + tail, between=("preprocess", rest))
@@ -418,6 +430,7 @@ def _host_rows(job: Job) -> list[Evidence]:
     host, machine = job.host, job.machine
     rows: list[tuple[str, float | int | str | None, str]] = [
         ("allowed cores idle", host.idle_cores, "cores"),
+        ("allowed cores used by other programs", _others(job), "cores"),
         ("allowed CPUs", _allowed(job), "count"),
         ("CPU quota", machine.cpu_quota_cores, "cores"),
         ("throttled by the quota", host.throttled_cores or None, "cores"),
@@ -430,6 +443,13 @@ def _host_rows(job: Job) -> list[Evidence]:
         ("PCIe link under load", host.slow_link, "text"),
     ]
     return [Evidence(name=name, value=value, unit=unit) for name, value, unit in rows if value is not None]
+
+
+def _others(job: Job) -> float | None:
+    """Cores used by processes that are not of this job; None without a figure for all."""
+    if job.host.busy_cores is None:
+        return None
+    return max(job.host.busy_cores - sum(procshare.cores(part) for part in [job.trainer, *job.workers]), 0.0)
 
 
 def _unseen(pid: int) -> Finding:

@@ -108,10 +108,12 @@ def loader_views(trace: Trace) -> list[LoaderView]:
 
 
 def _views_by_site(trace: Trace) -> dict[str, LoaderView]:
-    infos = {line["loader"]: line for line in trace.lines("loader")}
+    infos = {line.get("loader"): line for line in trace.lines("loader")}
     views: dict[str, LoaderView] = {}
     for line in trace.lines("iter"):
-        info = infos.get(line["loader"], {"site": "?"})
+        if "iter" not in line:
+            continue
+        info = infos.get(line.get("loader"), {"site": "?"})
         site = info.get("site") or "?"
         view = views.get(site)
         if view is None:
@@ -133,11 +135,11 @@ def _fill_passes(trace: Trace, views: dict[str, LoaderView]) -> None:
         nexts.setdefault(event.a, []).append(event)
     for event in trace.of(Kind.CALL):
         nexts.setdefault(event.a, []).append(event)
-    ends = _loose_ends(trace)
+    ends, marks = _loose_ends(trace), _marks(trace)
     for iter_id, events in nexts.items():
         view = owner.get(iter_id)
         if view is not None:
-            view.passes.extend(_passes_of(iter_id, epochs.get(iter_id, []), events, ends))
+            view.passes.extend(_passes_of(iter_id, epochs.get(iter_id, []), events, ends, marks))
     for view in views.values():
         view.passes.sort(key=lambda one: one.begin)
 
@@ -147,7 +149,14 @@ def _loose_ends(trace: Trace) -> list[int]:
     return sorted(event.t1 for kind in (Kind.BACKWARD, Kind.OPTIMIZER) for event in trace.of(kind))
 
 
-def _passes_of(iter_id: int, epochs: list[Event], nexts: list[Event], ends: list[int]) -> Iterable[Pass]:
+def _marks(trace: Trace) -> list[int]:
+    # Where any loop over any loader of this process begins or asks for its next batch.
+    return sorted(event.t0 for kind in (Kind.NEXT, Kind.CALL, Kind.EPOCH) for event in trace.of(kind))
+
+
+def _passes_of(
+    iter_id: int, epochs: list[Event], nexts: list[Event], ends: list[int], marks: list[int]
+) -> Iterable[Pass]:
     starts = [event.t0 for event in epochs]
     groups: dict[int, list[Event]] = {}
     for event in nexts:
@@ -157,10 +166,12 @@ def _passes_of(iter_id: int, epochs: list[Event], nexts: list[Event], ends: list
         resumes = max(number, 0)
         if epoch is not None:
             resumes = epoch.d
-        yield _one_pass(iter_id, resumes, epoch, group, ends)
+        yield _one_pass(iter_id, resumes, epoch, group, ends, marks)
 
 
-def _one_pass(iter_id: int, resumes: int, epoch: Event | None, events: list[Event], ends: list[int]) -> Pass:
+def _one_pass(
+    iter_id: int, resumes: int, epoch: Event | None, events: list[Event], ends: list[int], marks: list[int]
+) -> Pass:
     steps: list[Step] = []
     stop = None
     for i, event in enumerate(events):
@@ -168,15 +179,26 @@ def _one_pass(iter_id: int, resumes: int, epoch: Event | None, events: list[Even
             stop = event
             continue
         follower = events[i + 1] if i + 1 < len(events) else None
-        end = follower.t0 if follower is not None else _end_after(event.t1, ends)
+        end = follower.t0 if follower is not None else _loose_end(event.t1, steps, ends, marks)
         is_call = event.kind == Kind.CALL
         task = f.NONE if is_call else event.e
-        on_cpu = event.dur_ns if is_call else event.d
+        wait_ns = event.t1 - event.t0
+        on_cpu = wait_ns if is_call else min(event.d, wait_ns)
+        delivered = len(steps) if is_call else event.b
         first = not steps and epoch is not None
-        steps.append(Step(iter_id, resumes, task, event.t0, event.t1, end, first, on_cpu, len(steps) if is_call else event.b))
+        steps.append(Step(iter_id, resumes, task, event.t0, event.t1, end, first, on_cpu, delivered))
     begin = epoch.t0 if epoch is not None else events[0].t0
     end = stop.t1 if stop is not None else (steps[-1].end if steps else events[-1].t1)
     return Pass(iter_id, begin, end, epoch.dur_ns if epoch else 0, stop.dur_ns if stop else 0, steps)
+
+
+def _loose_end(t1: int, steps: list[Step], ends: list[int], marks: list[int]) -> int:
+    """The end of a last body that no ``next()`` follows. Another loop's beginning bounds it, unless it is a zip's."""
+    end = _end_after(t1, ends)
+    if steps and _any_between(marks, steps[-1].wait1, steps[-1].end):
+        return end
+    at = bisect.bisect_left(marks, t1)
+    return min(end, marks[at]) if at < len(marks) else end
 
 
 def _end_after(t1: int, ends: list[int]) -> int:
@@ -186,7 +208,7 @@ def _end_after(t1: int, ends: list[int]) -> int:
 
 
 def _fill_device_clock(trace: Trace, views: dict[str, LoaderView]) -> None:
-    idle = {(event.a, event.b, event.t0): event.c for event in trace.of(Kind.DEVICE)}
+    idle = {(event.a, event.b, event.t0): event.c for event in trace.of(Kind.DEVICE) if event.c != f.NONE}
     if not idle:
         return
     by_key: dict[tuple[int, int], list[tuple[int, int]]] = {}

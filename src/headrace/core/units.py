@@ -111,7 +111,9 @@ def quantity(value: float | int | str | bool | None, unit: str) -> str:
         "bytes": size,
         "count": number,
         "text": number,
-        "bytes_per_s": lambda v: f"{size(v)}/s",
+        "bytes/s": lambda v: f"{size(v)}/s",
+        "1/s": lambda v: f"{number(v)} per second",
         "ratio": speedup,
     }
-    return known[unit](value) if unit in known else f"{number(value)} {unit.replace('_per_', '/')}"
+    unit = unit.replace("_per_", "/")
+    return known[unit](value) if unit in known else f"{number(value)} {unit}"

@@ -7,11 +7,12 @@ cancels; it never exceeds the ceiling (data for free).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from . import stats
 from .measure import Facts
-from .pipeline import Config, Measured, predict, smallest_good
+from .pipeline import SERVE_SHARE_FRAC, Config, Measured, predict, smallest_good
 
 #: What handing a batch over costs where it could not be measured (no workers yet): shared memory is written and faulted
 #: in by the worker, mapped and unmapped by the trainer (facts/loaders 1: 24-26 ms and 3.5 ms for 36.8 MiB; 0.15 ms a tensor).
@@ -37,7 +38,7 @@ def measured(facts: Facts) -> Measured | None:
         return None
     host = facts.host
     stretch = 1.0 - min(facts.body_run_queue_frac, 0.9)
-    serialise, deserialise = transport_ns(facts)
+    serialise, serve, deserialise = transport_ns(facts)
     return Measured(
         fetch=[(max(task.on_cpu_ns - task.collate_ns, 0), task.blocked_ns) for task in tasks],
         collate_ns=[min(task.collate_ns, task.on_cpu_ns) for task in tasks],
@@ -45,6 +46,7 @@ def measured(facts: Facts) -> Measured | None:
         body_on_cpu_frac=min(facts.body_on_cpu_frac / max(stretch, 0.1), 1.0),
         cores=cores(facts),
         serialise_ns=serialise,
+        serve_ns=serve,
         deserialise_ns=deserialise,
         body_threads=1.0,
         fetch_threads=fetch_threads(facts),
@@ -68,21 +70,23 @@ def fetch_threads(facts: Facts) -> float:
     return max(whole / own, 1.0) if own else 1.0
 
 
-def transport_ns(facts: Facts) -> tuple[float, float]:
-    """(worker-side, trainer-side) CPU per batch to hand it over: measured with workers, else from its size."""
+def transport_ns(facts: Facts) -> tuple[float, float, float]:
+    """CPU per batch to hand it over: (worker before it is sent, worker while it is received, trainer).
+
+    Measured with workers, else from its size.
+    """
     sizes = [(task.num_bytes, task.num_tensors or 0) for task in facts.tasks if task.num_bytes is not None]
     num_bytes = stats.mean([float(b) for b, _ in sizes]) if sizes else 0.0
     tensors = stats.mean([float(t) for _, t in sizes]) if sizes else 0.0
     worker = num_bytes * SERIALISE_NS_PER_BYTE + tensors * NS_PER_TENSOR
     trainer = num_bytes * DESERIALISE_NS_PER_BYTE + tensors * NS_PER_TENSOR
-    if facts.num_workers:
-        steps = facts.view.steady
-        if steps:
-            trainer = stats.median([float(step.main_on_cpu_ns) for step in steps])
+    steps = facts.view.steady
+    if facts.num_workers and steps:
+        trainer = stats.median([float(step.main_on_cpu_ns) for step in steps])
         others = facts.host.worker_other_on_cpu_cores
         if others is not None and facts.tasks and fetch_threads(facts) < 1.05:
-            worker = min(others * facts.host.span_ns / len(facts.tasks), worker * 4 + 1e6)
-    return worker, trainer
+            worker = others * facts.host.span_ns / len(facts.tasks)
+    return worker * (1 - SERVE_SHARE_FRAC), worker * SERVE_SHARE_FRAC, trainer
 
 
 def current(facts: Facts) -> Config:
@@ -101,27 +105,38 @@ def ceiling(facts: Facts) -> float:
 
 
 def gain(
-    facts: Facts, config: Config | None = None, change: Callable[[Measured], Measured] | None = None
+    facts: Facts,
+    config: Config | None = None,
+    change: Callable[[Measured], Measured] | None = None,
+    num_blocks: int = 8,
 ) -> Gain | None:
-    """What another configuration, or other service times, would bring for the whole loader's time."""
+    """What another configuration, or other service times, would bring for the whole loader's time.
+
+    What the model gets wrong about now it partly gets wrong about then: the truth lies between measured / predicted and
+    predicted / predicted, so the middle is their geometric mean and both lie inside the interval (as in
+    ``pipeline.speedup``).
+    """
     base = measured(facts)
-    if base is None:
-        return None
-    before = predict(base, current(facts))
-    after = predict(change(base) if change else base, config or current(facts))
-    return _applied(facts, before.step_ns_mean, (after.step_ns_lo, after.step_ns_mean, after.step_ns_hi))
-
-
-def _applied(facts: Facts, before_ns: float, after_ns: tuple[float, float, float]) -> Gain:
-    """Puts a predicted steady step in place of the measured one; epochs and pauses stay as they are."""
     steady = facts.view.steady
-    num = max(len(steady), 1)
-    now = sum(step.step_ns for step in steady) / num
-    del before_ns  # what was measured is the better "before"
-    rest = facts.total_ns - now * num
-    lo, mid, hi = (facts.total_ns / max(rest + max(ns, 1.0) * num, 1.0) for ns in reversed(after_ns))
+    if base is None or not steady:
+        return None
+    now_ns = sum(step.step_ns for step in steady) / len(steady) - facts.pause_ns / len(steady)
+    before = predict(base, current(facts), num_blocks=0).step_ns_mean
+    after = predict(change(base) if change else base, config or current(facts), num_blocks=num_blocks)
+    if min(now_ns, before, after.step_ns_mean) <= 0:
+        return None
+    bare, relative = now_ns / after.step_ns_mean, before / after.step_ns_mean
+    low = min(bare, relative) * after.step_ns_mean / max(after.step_ns_hi, 1.0)
+    high = max(bare, relative) * after.step_ns_mean / max(after.step_ns_lo, after.step_ns_mean / 2)
+    return _whole(facts, now_ns * len(steady), (low, math.sqrt(bare * relative), high))
+
+
+def _whole(facts: Facts, steady_ns: float, speedups: tuple[float, float, float]) -> Gain:
+    """From the steady steps' speed-up to that of the whole time: epochs and pauses stay as they are."""
+    rest = facts.total_ns - steady_ns
+    lo, mid, hi = (facts.total_ns / max(rest + steady_ns / max(ratio, 0.01), 1.0) for ratio in speedups)
     top = ceiling(facts)
-    return Gain(min(mid, top), min(lo, top), min(hi, top * 1.02))
+    return Gain(min(mid, top), min(lo, top), min(max(hi, mid), top * 1.02))
 
 
 def removed(facts: Facts, ns: float, error_frac: float = 0.1) -> Gain:

@@ -34,11 +34,15 @@ def parse_args():
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument(
+        "--max-seconds", type=float, default=float("inf"), help="stop after this long on a slow machine"
+    )
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--prefetch", type=int, default=None)
     parser.add_argument("--persistent", action="store_true")
     parser.add_argument("--pin", action="store_true")
+    parser.add_argument("--threads", type=int, default=None, help="threads that torch uses inside one operation")
     parser.add_argument("--step-ms", type=float, default=0.0, help="length of a simulated device's step")
     parser.add_argument("--simulate", action="store_true", help="do not use the GPU even when there is one")
     return parser.parse_args()
@@ -47,6 +51,8 @@ def parse_args():
 def main():
     args = parse_args()
     torch.manual_seed(0)
+    if args.threads:
+        torch.set_num_threads(args.threads)
     transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(224),
@@ -80,8 +86,8 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loss_fn = nn.CrossEntropyLoss()
 
-    step, start = 0, time.perf_counter()
-    while step < args.steps:
+    step, start, done = 0, time.perf_counter(), False
+    while not done:
         for images, labels in loader:
             images, labels = images.to(device), labels.to(device)
             with device_step():
@@ -92,7 +98,8 @@ def main():
             step += 1
             if step % 10 == 0:
                 print(f"step {step}/{args.steps} loss {loss.item():.3f}", flush=True)
-            if step == args.steps:
+            done = step == args.steps or time.perf_counter() - start > args.max_seconds
+            if done:
                 break
     seconds = time.perf_counter() - start
     print(f"trained {step} steps in {seconds:.3f} s ({step * args.batch_size / seconds:.1f} images/s)", flush=True)

@@ -206,15 +206,12 @@ def _socket(pid: int, inode: int) -> str:
 
 def _memory(pid: int, address: int, num_bytes: int) -> bytes:
     """Some bytes of another process's memory, for the arguments that are pointers; empty when not permitted."""
-    page = 4096
-    # A read that runs into an unmapped page fails as a whole for small reads: stay within the first page.
-    limit = min(num_bytes, page - address % page) if num_bytes == _MAX_PATH_BYTES else num_bytes
     try:
         fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
     try:
-        return os.pread(fd, limit, address)
+        return os.pread(fd, num_bytes, address)
     except (OSError, OverflowError):
         return b""
     finally:

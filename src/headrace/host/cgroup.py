@@ -132,17 +132,19 @@ class Cgroups:
     Args:
         pid: The process.
         read: How files that are read at every look are read.
+        mounts: The mounts of this process, by default those in ``/proc/self/mountinfo``.
     """
 
-    def __init__(self, pid: int, read: Reader = read_text) -> None:
+    def __init__(self, pid: int, read: Reader = read_text, mounts: list[Mount] | None = None) -> None:
         self._pid, self._read = pid, read
-        self._mounts = parse_mountinfo(read_text("/proc/self/mountinfo") or "")
+        self._mounts = parse_mountinfo(read_text("/proc/self/mountinfo") or "") if mounts is None else mounts
         self._text: str | None = None
         self._cpu: list[Level] = []
         self._usage: list[Level] = []
         self._memory: list[Level] = []
         self._tight_cpu: Level | None = None
         self._tight_memory: Level | None = None
+        self._searched = False
         self._follow()
 
     def _follow(self) -> bool:
@@ -174,7 +176,8 @@ class Cgroups:
             thorough: Also look for the tightest level again and read the memory's numbers; the kernel sums those up
                 over all CPUs at each reading.
         """
-        if self._follow() or thorough:
+        if self._follow() or thorough or not self._searched:
+            self._searched = True
             self._tight_cpu = _tightest(self._cpu, cpu_quota_cores)
             self._tight_memory = _tightest(self._memory, memory_limit_bytes)
         if self._tight_cpu is None and self._tight_memory is None:

@@ -28,7 +28,7 @@ class Gpus(Protocol):
         ...
 
     def describe(self) -> list[dict[str, Any]]:
-        """What does not change of each: ``index``, ``name``, ``uuid``, ``memory_bytes``, ``pcie_gen_max``, ..."""
+        """What does not change of each: ``index``, ``name``, ``memory_bytes``, ``pcie_gen_max``, ..."""
         ...
 
     def driver(self) -> str | None:
@@ -80,7 +80,6 @@ class Nvml:
         return {
             "index": index,
             "name": _text(self._try("nvmlDeviceGetName", handle)),
-            "uuid": _text(self._try("nvmlDeviceGetUUID", handle)),
             "memory_bytes": None if memory is None else int(memory.total),
             "pcie_gen_max": self._try("nvmlDeviceGetMaxPcieLinkGeneration", handle),
             "pcie_width_max": self._try("nvmlDeviceGetMaxPcieLinkWidth", handle),

@@ -6,13 +6,14 @@ A look at 10 processes with 10 threads is 130 files.
 from __future__ import annotations
 
 import os
+import resource
 
 from headrace.host import procfs
 from headrace.host.procfs import Schedstat, Stat
 from headrace.host.proctree import ProcessTree
 from headrace.records.rundir import ProcSample
 
-#: Kept well under the usual limit of 1024 descriptors per process; what is beyond is opened each time.
+#: At most this many files stay open, and at most half of the descriptors that we may have; others are opened each time.
 _MAX_FILES = 600
 _CHUNK_BYTES = 8192
 #: Every so many looks ``/proc`` and the threads are listed and ``status`` (the costliest text) is read.
@@ -25,12 +26,14 @@ class Files:
     def __init__(self) -> None:
         self._fds: dict[str, int] = {}
         self._used: set[str] = set()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._limit = _MAX_FILES if soft == resource.RLIM_INFINITY else min(_MAX_FILES, soft // 2)
 
     def read(self, path: str) -> str | None:
         """The text now; None when the process is gone (the kernel says ESRCH on a file that is still open)."""
         fd = self._fds.get(path)
         if fd is None:
-            if len(self._fds) >= _MAX_FILES:
+            if len(self._fds) >= self._limit:
                 return procfs.read_text(path)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

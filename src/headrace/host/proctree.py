@@ -17,7 +17,7 @@ class ProcessTree:
 
     A process belongs to the tree when (a) its parent does, (b) it was seen in the tree before, (c) it sits in a process
     group or session that a member leads or led, or (d) it was orphaned (its parent is init or, in another session, a
-    reaper above the root), shares the root's process group and started after the root. The caller itself never does.
+    reaper above the root), shares the root's process group and started after the root. The caller does as a root only.
     One thread owns an instance.
     """
 

@@ -107,7 +107,7 @@ class Collector:
         sample.psi_cpu_ns, sample.psi_io_ns, sample.psi_memory_ns = (
             psi.read_pressure(resource, read) for resource in ("cpu", "io", "memory")
         )
-        self._read_gpus(sample)
+        self._read_gpus(sample, thorough)
         return sample
 
     def _read_cpus(self, sample: HostSample) -> None:
@@ -119,9 +119,9 @@ class Collector:
         everyone = cpus.total(times, set(times))
         sample.machine_busy_ns = everyone.busy_ns if everyone else None
 
-    def _read_gpus(self, sample: HostSample) -> None:
+    def _read_gpus(self, sample: HostSample, thorough: bool) -> None:
         start = self._clock.monotonic_ns()
-        if self._gpus is None or not self._gpu.due(start):
+        if self._gpus is None or not (thorough or self._gpu.due(start)):
             return
         sample.gpus = self._gpus.sample()
         self._gpu.spent(start, self._clock.monotonic_ns() - start)

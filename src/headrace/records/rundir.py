@@ -57,7 +57,7 @@ class EventKind(enum.IntEnum):
     BACKWARD = 9  # torch.autograd.backward
     COPY = 10  # host -> device: a=bytes, b=flags (1 pinned, 2 non_blocking), c=site
     SYNC = 11  # host waited for the device: c=site, d=1 when the device idled after it
-    DEVICE = 12  # device clock around __next__: a=iter, b=num delivered, c=idle ns
+    DEVICE = 12  # device clock around __next__: a=iter, b=num delivered, c=idle ns, d=1 had run dry, 0 not, NONE unknown
     DIST = 13  # a collective call from Python: c=site
     SAVE = 14  # torch.save
     CALL = 15  # --data: one call of the named function or one item of the named iterator: a=iter

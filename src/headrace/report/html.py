@@ -163,7 +163,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         unit = next((unit for unit in ("bytes", "frac", "ns", "cores") if name.endswith(f"_{unit}")), "text")
         shown = str(value) if unit == "text" and not isinstance(value, bool) else units.quantity(value, unit)
         shown = units.MISSING if value is None else shown
-        yield text.clean(name).removesuffix(f"_{unit}").replace("_", " "), text.clean(shown)
+        yield text.clean(name).removesuffix(f"_{unit}").replace("_", " ").replace("cpu", "CPU"), text.clean(shown)
 
 
 def _charts(run: Run) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from headrace.report import tables, text
 
 _MAX_WIDTH = 120
 _MAX_ROWS = 17
-_MAX_EVIDENCE = 12
+_MAX_EVIDENCE = 16
 _MAX_HOTSPOTS = 5
 _LABEL_WIDTH = 10
 _NUMBERS = ("steps", "step", "stall", "rate")

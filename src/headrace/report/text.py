@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 
@@ -54,6 +55,7 @@ WAIT_WORDS = {
     "reorder": "ready, out of order",
     "unseen": "not seen",
 }
+_NOTHING_TO_GAIN = "Nothing to gain from data"
 LANE_WORDS = {"wait": "data wait", "epoch": "data wait at an epoch start"}
 _POINTER_WORDS = {"gpus": "GPU", "gpu": "GPU", "nvml": "GPU", "psi": "pressure (PSI)"}
 
@@ -102,7 +104,7 @@ def headline(run: Run) -> str:
         return f"no finding: {clean(reason)}"
     waits = _waits(finding, device(run))
     if finding.cause == "compute":
-        return f"Nothing to gain from data: {device(run)} is the limit ({_waits(finding, 'it')})"
+        return f"{_NOTHING_TO_GAIN}: {device(run)} is the limit ({_waits(finding, 'it')})"
     if finding.cause == "unknown":
         return f"{waits}; cause: unknown{_between(finding)}"
     if finding.cause in NOT_DATA:
@@ -125,17 +127,22 @@ def _between(finding: Finding) -> str:
 
 def reason(finding: Finding) -> str:
     """Why: the finding's own summary, else what its cause means."""
-    return clean(finding.summary).strip() or CAUSE_WORDS[finding.cause]
+    summary = re.sub(r"(?<=\d)%", " %", clean(finding.summary)).strip()
+    if finding.cause == "compute":
+        summary = summary.removeprefix(_NOTHING_TO_GAIN).lstrip(": ")  # the headline says it already
+    return summary or CAUSE_WORDS[finding.cause]
 
 
 def certainty(run: Run) -> str:
-    """``confidence high; stall 58 % to 64 % (95 % interval)``."""
+    """``confidence high; stall 58 % without epoch starts (95 % interval 56 % to 60 %)``."""
     finding, found = finding_of(run), subject(run)
     if finding is None:
         return ""
     words = f"confidence {finding.confidence}"
-    if found and found[1].stall_ci is not None:
-        words += f"; stall fraction {units.percent_range(found[1].stall_ci)} (95 % interval)"
+    if found and found[1].steady_stall_frac is not None and found[1].stall_ci is not None:
+        # The interval is one over steady steps, so it stands beside their stall and not beside the headline's.
+        interval = units.percent_range(found[1].stall_ci)
+        words += f"; stall {units.percent(found[1].steady_stall_frac)} without epoch starts (95 % interval {interval})"
     return words
 
 
@@ -205,10 +212,10 @@ def gain(change: Change) -> str:
 
 
 def from_to(change: Change) -> str:
-    """``4 -> 8``, or an empty string."""
-    if change.from_ is None and change.to is None:
-        return ""
-    return f"{clean(change.from_)} -> {clean(change.to)}"
+    """``4 -> 8``, ``8`` where it was not set before, or an empty string."""
+    if change.to is None:
+        return "" if change.from_ is None else f"from {clean(change.from_)}"
+    return clean(change.to) if change.from_ is None else f"{clean(change.from_)} -> {clean(change.to)}"
 
 
 def hotspot(spot: Hotspot) -> str:
@@ -277,7 +284,8 @@ def missing(run: Run) -> list[str]:
 
 
 def _pointer_words(pointer: str) -> str:
-    """The last key of a JSON pointer in words: ``/processes/0/loaders/1/wait_frac`` is ``wait frac``."""
+    """The last key of a JSON pointer in words: ``/processes/0/loaders/1/wait_frac`` is ``wait``."""
     keys = [key for key in clean(pointer).split("/") if key and not key.isdecimal()]
     last = keys[-1] if keys else "all"
-    return _POINTER_WORDS.get(last, last.replace("~1", "/").replace("~0", "~").replace("_", " "))
+    words = re.sub(r"_(bytes|ns|frac|cores)$", "", last).replace("~1", "/").replace("~0", "~").replace("_", " ")
+    return _POINTER_WORDS.get(last, re.sub(r"\bcpu\b", "CPU", words))

@@ -28,8 +28,9 @@ from headrace.records.rundir import HostSample, Machine
 from headrace.run.redact import redact
 
 _SAMPLE_PERIOD_NS = 250_000_000
-#: A look at one thread costs 30 us to 0.2 ms: 20 a second for 9 processes stay near 1 % of a core.
 _LOOK_PERIOD_S = 0.05
+#: Looking at one thread costs 30 us to 0.5 ms (cold caches): with many processes the looks become rarer.
+_LOOK_COST_FRAC = 0.03
 _MAX_LOOKED_AT = 32
 _MIN_SECONDS, _MAX_SECONDS = 1.0, 3600.0
 _FROM_OUTSIDE = "seen from outside only: needs headrace run"
@@ -45,9 +46,9 @@ _UNSEEN = (
     "ceiling_samples_per_s",
 )
 _NOTES = (
-    "Attached from outside: step time, the stall on the device's clock, batches, copies, the lines of the program, gains "
-    + "of changes are not known; 'headrace run COMMAND...' measures them.",
-    "Waits are sampled about 20 times a second and counters 4 times a second: shares are good to a few percent.",
+    "Not known from outside: step time, the stall on the device's clock, batches, copies, lines of the program.",
+    "'headrace run COMMAND...' measures them, and what a change would bring.",
+    "Waits are sampled up to 20 times a second and counters 4 times a second: shares are good to some percent.",
 )
 
 
@@ -101,6 +102,7 @@ class _Watch:
         self._looks: dict[int, list[str | None]] = {}
         self._words = procfs.read_cmdline(pid) or []
         self._argv: dict[int, list[str]] = {}
+        self._may_look = procfs.read_text(f"/proc/{pid}/task/{pid}/syscall") is not None
         self._wait = _Wait(pid)
 
     def look_for(self, seconds: float) -> None:
@@ -108,15 +110,14 @@ class _Watch:
         end = self._clock.monotonic_ns() + int(seconds * 1e9)
         self._sample(thorough=True)
         next_sample = self._samples[-1].t_ns + _SAMPLE_PERIOD_NS
-        while (now := self._clock.monotonic_ns()) < end and self._samples[-1].procs:
+        while (now := self._clock.monotonic_ns()) < end and self._alive():
             if now >= next_sample:
                 self._sample()
                 next_sample = max(next_sample + _SAMPLE_PERIOD_NS, now)
-            self._look()
-            if self._wait.ended_within(min(_LOOK_PERIOD_S, (end - now) / 1e9)):
+            rest_s = max(_LOOK_PERIOD_S, self._look() / 1e9 / _LOOK_COST_FRAC)
+            if self._wait.ended_within(min(rest_s, (end - now) / 1e9)):
                 break
-        if self._samples[-1].procs:
-            self._sample(thorough=True)
+        self._sample(thorough=True)
 
     def _sample(self, thorough: bool = False) -> None:
         sample = self._collector.sample(thorough)
@@ -125,10 +126,13 @@ class _Watch:
             if proc.pid not in self._argv:
                 self._argv[proc.pid] = redact(procfs.read_cmdline(proc.pid) or [])
 
-    def _look(self) -> None:
+    def _look(self) -> int:
+        """Look once at the main thread of each process. Returns the CPU time that it took, ns."""
+        before = time.thread_time_ns()
         for proc in self._samples[-1].procs[:_MAX_LOOKED_AT]:
             if procfs.read_schedstat(proc.pid, proc.pid) is not None:
                 self._looks.setdefault(proc.pid, []).append(blocked_on(proc.pid, proc.pid))
+        return time.thread_time_ns() - before
 
     def close(self) -> None:
         """Let go of files and the driver; may be called twice."""
@@ -147,8 +151,8 @@ class _Watch:
             command=redact(self._words),
             started_unix_ns=self._started_unix_ns,
             duration_ns=duration_ns,
-            # The job goes on; it is the watching that ended.
-            ended="steps" if self._samples[-1].procs else "lost",
+            # The job goes on, and it is the watching that ended; or nobody told us how the job did.
+            ended="steps" if self._alive() else "lost",
             finding=worst.finding,
             processes=processes,
             fingerprint=_fingerprint(self._machine),
@@ -157,9 +161,13 @@ class _Watch:
             unavailable=_unavailable(len(processes), self._machine),
         )
 
+    def _alive(self) -> bool:
+        return any(proc.pid == self._pid and proc.state not in "ZX" for proc in self._samples[-1].procs)
+
     def _seen_looks(self) -> Mapping[int, Sequence[str | None]] | None:
-        """What was seen; nothing when the kernel showed no thread of the job blocked on anything."""
-        return self._looks if any(text for looks in self._looks.values() for text in looks) else None
+        """What was seen; None when the kernel does not show it, which would look like a job that always runs."""
+        seen = self._may_look or any(text for looks in self._looks.values() for text in looks)
+        return self._looks if seen else None
 
     def _process(self, pid: int, loader: Loader) -> Process:
         environ = procfs.read_environ(pid) or {}
@@ -178,7 +186,7 @@ class _Watch:
 
     def _permission_notes(self) -> list[str]:
         notes = []
-        if not self._seen_looks():
+        if self._seen_looks() is None:
             notes.append("What its threads are blocked on may not be read (other user, or Yama's ptrace_scope).")
         if all(proc.read_bytes is None for sample in self._samples for proc in sample.procs):
             notes.append("What it reads and writes may not be read: the job belongs to another user.")

@@ -7,21 +7,24 @@ from ..core import loaderless
 from ..records.run import Process, Run
 
 _PYTHON = ("python", "pt_main_thread")
+_SILENT = "never reported: started with -I, -S or without the environment (env -i, sudo), or forked by a process without torch"
 
 
 def add_silent_processes(run: Run, observed: core.Observed) -> None:
     """Names Python processes that left no trace, and looks for loops without any DataLoader."""
     loaderless.add(run, observed)
     known = {trace.pid for trace in observed.traces}
+    looks: dict[int, int] = {}
     seen: dict[int, str] = {}
     for sample in observed.samples:
         for proc in sample.procs:
             if proc.comm.startswith(_PYTHON) and proc.pid not in known:
-                seen[proc.pid] = proc.comm
+                looks[proc.pid] = looks.get(proc.pid, 0) + 1
+                # One look may catch a child of a Python process between fork and exec, still under its parent's name.
+                if looks[proc.pid] > 1:
+                    seen[proc.pid] = proc.comm
     for pid, comm in seen.items():
-        run.processes.append(
-            Process(pid=pid, argv=[comm], note="never reported: started with -I, -S or without the environment (env -i, sudo)")
-        )
+        run.processes.append(Process(pid=pid, argv=[comm], note=_SILENT))
     if not run.processes:
         run.notes.append("no Python process reported and none was seen from /proc")
     _judge_silent(run, observed, list(seen))

@@ -2,7 +2,8 @@
 
     Session(options, settings)
       .open(environ)   -> the program's environment; the run directory exists
-      .started(pid)       run.json, sampler and status line
+      .started()          the program runs from now on
+      .watch(pid)         run.json, sampler and status line; left out when the program has ended by then
       .finish(end)        all of that stopped, end.json, report, run directory removed
 
 Nothing here raises because of its own failure (``discard`` and an interrupt apart): it says in one line what failed and
@@ -78,6 +79,7 @@ class Session:
         self._settings = settings
         self._parts = parts or Parts()
         self._failed = False
+        self._has_header = False
         self._sampler: Sampler | None = None
         self._live: Live | None = None
         self._started_mono_ns = 0
@@ -95,14 +97,16 @@ class Session:
             return self._with_agent(environ, run_dir)
         return dict(environ)
 
-    def started(self, pid: int) -> None:
-        """The program runs. Writes ``run.json``, starts the sampler and, with ``--live``, the status line."""
+    def started(self) -> None:
+        """Takes the time at which the program started."""
         self._started_mono_ns, self._started_unix_ns = time.monotonic_ns(), time.time_ns()
+
+    def watch(self, pid: int) -> None:
+        """Writes ``run.json``, starts the sampler and, with ``--live``, the status line."""
         run_dir = self.run_dir
         if run_dir is None:
             return
-        with self._tolerating("run.json cannot be written"):
-            self._write_header(run_dir)
+        self._write_header(run_dir)
         with self._tolerating("the sampler cannot be started"):
             self._sampler = self._parts.sampler(pid, run_dir)
             self._sampler.start()
@@ -120,6 +124,8 @@ class Session:
         run_dir = self.run_dir
         if run_dir is None:
             return
+        if not self._has_header:
+            self._write_header(run_dir)
         self._stop_sampler()
         with self._tolerating("end.json cannot be written"):
             self._write_end(run_dir, end)
@@ -151,6 +157,11 @@ class Session:
         return inherited | added
 
     def _write_header(self, run_dir: Path) -> None:
+        self._has_header = True
+        with self._tolerating("run.json cannot be written"):
+            (run_dir / "run.json").write_bytes(self._header())
+
+    def _header(self) -> bytes:
         import msgspec
 
         from headrace import __version__
@@ -166,7 +177,7 @@ class Session:
             steps=self._options.steps,
             warmup=self._options.warmup,
         )
-        (run_dir / "run.json").write_bytes(msgspec.json.encode(header))
+        return msgspec.json.encode(header)
 
     def _write_end(self, run_dir: Path, end: End) -> None:
         import msgspec

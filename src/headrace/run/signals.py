@@ -29,7 +29,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 LEFT_TO_THE_PROGRAM = (signal.SIGINT, signal.SIGQUIT)
 _WAITED_FOR = frozenset({signal.SIGCHLD, *FORWARDED, *LEFT_TO_THE_PROGRAM})
 #: Python ignores these at its own start, so what they were before is not known; default is what they nearly always are.
-RESET_IN_CHILD = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name))
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 #: linux/asm-generic/siginfo.h: sent by the kernel, not by a process.
 _SI_KERNEL = 0x80
 
@@ -43,32 +43,55 @@ class End:
     mono_ns: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inherited:
+    """What headrace was started with and the program is to get: the signal mask, and whether SIGCHLD is ignored."""
+
+    mask: frozenset[int]
+    children_ignored: bool
+
+
 @contextmanager
-def held() -> Iterator[set[int]]:
-    """Blocks the signals that ``wait_for_end`` takes; yields the mask as it was, for the child. Main thread."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
-    if children_are_ignored():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the kernel throws the exit status away
+def held() -> Iterator[Inherited]:
+    """Blocks the signals that ``wait_for_end`` takes; yields what was there before. Main thread."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+    children_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    if children_ignored:  # as some daemons start their jobs; the kernel would throw the exit status away
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        yield {int(s) for s in before}
+        yield Inherited(mask=frozenset(int(number) for number in mask), children_ignored=children_ignored)
     finally:
-        # What came after the program's end was meant for the program; what comes from now on is meant for us.
+        # What came until now was meant for the program; what comes from now on is meant for us.
         while signal.sigtimedwait(_WAITED_FOR, 0) is not None:
             pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def children_are_ignored() -> bool:
-    """Whether headrace was started with SIGCHLD ignored, as some daemons start their jobs."""
-    return signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+def restore(before: Inherited) -> None:
+    """In the forked child, before exec: signals as headrace found them. What is ignored stays ignored (nohup)."""
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler, which could still run before exec
+    if before.children_ignored:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
 
 
 def wait_for_end(pid: int) -> End:
     """Blocks until the child ``pid`` has ended, and passes signals on to it. To be called inside ``held``."""
     while (end := _reap(pid)) is None:
-        info = signal.sigwaitinfo(_WAITED_FOR)
-        if info.si_signo in FORWARDED and not _comes_from_the_terminal(info):
-            os.kill(pid, info.si_signo)  # not reaped yet, so the pid is still the child's
+        _pass_on(pid, signal.sigwaitinfo(_WAITED_FOR))
+    return end
+
+
+def wait_for_end_until(pid: int, deadline_s: float) -> End | None:
+    """The same up to a moment of ``time.monotonic()``; None when the child has not ended by then."""
+    while (end := _reap(pid)) is None:
+        info = signal.sigtimedwait(_WAITED_FOR, max(0.0, deadline_s - time.monotonic()))
+        if info is None:
+            return None
+        _pass_on(pid, info)
     return end
 
 
@@ -82,6 +105,11 @@ def die_like(end: End) -> NoReturn:
     if os.getpid() != 1:
         _kill_self(end.signal)
     os._exit(128 + end.signal)
+
+
+def _pass_on(pid: int, info: signal.struct_siginfo) -> None:
+    if info.si_signo in FORWARDED and not _comes_from_the_terminal(info):
+        os.kill(pid, info.si_signo)  # not reaped yet, so the pid is still the child's
 
 
 def _reap(pid: int) -> End | None:

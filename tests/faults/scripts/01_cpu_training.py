@@ -5,7 +5,7 @@ import truthlib
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-FAULT = {"cause": "compute", "steps": 240, "start_methods": ["fork"]}
+FAULT = {"cause": "compute", "steps": 240, "trainer_threads": "torch's own", "start_methods": ["fork"]}
 
 
 def make_loader(args):
@@ -16,7 +16,9 @@ def make_loader(args):
 
 
 def train(args, loader, meter):
-    model = nn.Sequential(nn.Linear(256, args.width), nn.ReLU(), nn.Linear(args.width, args.width), nn.ReLU(), nn.Linear(args.width, 10))
+    model = nn.Sequential(
+        nn.Linear(256, args.width), nn.ReLU(), nn.Linear(args.width, args.width), nn.ReLU(), nn.Linear(args.width, 10)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(args.epochs):
         meter.epoch()

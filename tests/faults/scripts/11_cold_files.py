@@ -83,4 +83,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:  # /tmp may be memory
         archive = os.path.join(directory, "archive.bin")
         write_archive(archive, 32_768)
-        truthlib.main(FAULT, make_loader, train, num_workers=2, device_ms=5, path=archive, num_records=32_768, cold=True)
+        truthlib.main(
+            FAULT, make_loader, train, num_workers=2, device_ms=5, path=archive, num_records=32_768, cold=True
+        )

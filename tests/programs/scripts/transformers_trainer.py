@@ -1,4 +1,4 @@
-"""Transformers' Trainer on a randomly initialised GPT-2 of 2 layers and generated token ids."""
+"""Transformers' Trainer on a randomly initialised GPT-2 of 2 layers and generated ids; evaluates after each epoch."""
 
 import sys
 
@@ -7,8 +7,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 
 class Ids(torch.utils.data.Dataset):
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
     def __len__(self):
-        return 400
+        return self.num_samples
 
     def __getitem__(self, i):
         ids = torch.randint(0, 200, (64,), generator=torch.Generator().manual_seed(i))
@@ -26,8 +29,9 @@ if __name__ == "__main__":
         use_cpu=True,
         report_to=[],
         save_strategy="no",
+        eval_strategy="epoch",
         logging_steps=25,
         disable_tqdm=True,
     )
-    result = Trainer(model=model, args=arguments, train_dataset=Ids()).train()
+    result = Trainer(model=model, args=arguments, train_dataset=Ids(400), eval_dataset=Ids(80)).train()
     print("done", result.global_step)

@@ -10,29 +10,23 @@ import sys
 
 def _start():
     here = os.path.dirname(os.path.abspath(__file__))
-    run_dir = os.environ.get("HEADRACE_RUN_DIR")
     try:
-        if run_dir:
+        run_dir = os.environ.get("HEADRACE_RUN_DIR")
+        if run_dir and sys.version_info >= (3, 10):  # an older Python among the children of the program passes through
             import _headrace_agent
 
             _headrace_agent.start(run_dir)
-    except BaseException:  # noqa: B036, BLE001 - the border to the user's program: it must start whatever happened here
+    except BaseException:  # noqa: BLE001 - the border to the user's program: it must start whatever happened here
         pass
     finally:
-        sys.path[:] = [p for p in sys.path if os.path.abspath(p or os.curdir) != here]
+        sys.path[:] = [p for p in sys.path if os.path.normpath(p) != here]
 
 
 def _chain():
-    # An error in the user's sitecustomize is theirs to see, so it passes through.
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    spec = PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is None or spec.loader is None:
-        return
-    module = module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
+    # The import system finds the next one and puts it in our place. An error in it is the user's to see, so it passes
+    # through; so does the ImportError when there is none, which site expects.
+    del sys.modules["sitecustomize"]
+    import sitecustomize  # noqa: F401
 
 
 _start()

@@ -130,19 +130,22 @@
     const at = Math.min(Number(slider.value), Number(slider.max));
     const from = lanes.marks[at], to = at + count < lanes.marks.length ? lanes.marks[at + count] : lanes.end;
     const [shown, dropped] = pick(from, to);
+    // Lanes without an event here are left out: loaders that start new workers in every epoch have many.
+    const busy = [...new Set(shown.map((i) => lanes.lane[i]))].sort((a, b) => a - b);
+    const row = new Map(busy.map((lane, i) => [lane, i]));
     const traces = lanes.kinds.map((kind, k) => {
       const mine = shown.filter((i) => lanes.kind[i] === k);
       return {
         type: "bar", orientation: "h", name: KIND_WORDS[kind] || kind, width: INNER.has(kind) ? 0.38 : 0.78,
-        y: mine.map((i) => lanes.lane[i]), base: mine.map((i) => lanes.start[i] / 1e6), x: mine.map((i) => lanes.dur[i] / 1e6),
+        y: mine.map((i) => row.get(lanes.lane[i])), base: mine.map((i) => lanes.start[i] / 1e6), x: mine.map((i) => lanes.dur[i] / 1e6),
         marker: { color: css(kind), line: { width: 0 } },
         text: mine.map((i) => `${KIND_WORDS[kind] || kind} ${time(lanes.dur[i])}` + (lanes.batch[i] >= 0 ? `, batch ${lanes.batch[i]}` : "")),
         textposition: "none", hovertemplate: "%{text}<extra></extra>",
       };
     }).filter((trace) => trace.x.length);
     traces.sort((a, b) => b.width - a.width);
-    const rows = lanes.names.length;
-    const names = lanes.names.map((n) => (n.length > 26 ? n.slice(0, 13) + "\u2026" + n.slice(-12) : n));
+    const rows = busy.length;
+    const names = busy.map((lane) => lanes.names[lane]).map((n) => (n.length > 26 ? n.slice(0, 13) + "\u2026" + n.slice(-12) : n));
     const height = 74 + rows * (rows > 24 ? 15 : 26);
     byId("lanes").style.minHeight = height + "px";
     Plotly.react(byId("lanes"), traces, layout({

@@ -26,7 +26,8 @@ def start(run_dir, data=None):
     if state.writer is not None:
         return
     state.begin(run_dir, data or os.environ.get("HEADRACE_DATA"))
-    install()
+    if state.writer is not None:
+        install()
 
 
 def stop(reason="stopped"):

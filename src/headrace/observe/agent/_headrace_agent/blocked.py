@@ -25,7 +25,7 @@ _mounts = None
 def blocked_on(tid):
     """``running``, ``unknown``, ``lock``, ``sleep``, ``child``, ``poll``, ``socket``, ``pipe`` or ``file PATH (FSTYPE)``."""
     try:
-        with open("/proc/self/task/%d/syscall" % tid) as text:
+        with open("/proc/self/task/%d/syscall" % tid, encoding="ascii") as text:
             fields = text.read().split()
     except OSError:
         return "unknown"
@@ -60,7 +60,7 @@ def _fs_type(path):
     if _mounts is None:
         _mounts = []
         try:
-            with open("/proc/self/mountinfo") as lines:
+            with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
                 for line in lines:
                     left, right = line.split(" - ", 1)
                     _mounts.append((left.split()[4], right.split()[0]))

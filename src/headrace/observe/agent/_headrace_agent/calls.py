@@ -32,7 +32,8 @@ def _patch_module(module):
 
 @on_import("torch.optim.optimizer")
 def main_script(module):
-    replace(module.Optimizer, "__init__", _after_init)
+    if _wanted is not None:
+        replace(module.Optimizer, "__init__", _after_init)
 
 
 def _after_init(original):
@@ -61,22 +62,26 @@ def _patch(module):
     *outer, name = _wanted[1].split(".")
     owner = module
     for part in outer:
-        owner = getattr(owner, part)
+        owner = getattr(owner, part, None)
     if not hasattr(owner, name):
-        return
+        return  # not there yet
     source = _wanted[0] + ":" + _wanted[1]
     _wanted = None
     iter_id = state.next_id()
     state.meta("loader", loader=iter_id, site=source, call=True)
     state.meta("iter", iter=iter_id, loader=iter_id, workers=[], queue=0)
-    replace(owner, name, lambda original: _stand_in(original, iter_id))
+    raw = vars(owner).get(name)
+    if isinstance(raw, (staticmethod, classmethod)):
+        replace(owner, name, lambda _: type(raw)(_stand_in(raw.__func__, iter_id)))
+    else:
+        replace(owner, name, lambda original: _stand_in(original, iter_id))
 
 
 def _stand_in(original, iter_id):
-    if hasattr(type(original), "__next__"):
-        return _Timed(original, iter_id)
     if inspect.isclass(original):
         return _timed_class(original, iter_id)
+    if not inspect.isroutine(original) and hasattr(type(original), "__iter__"):
+        return _timed_instance(original, iter_id)
 
     @functools.wraps(original)
     def call(*args, **kwargs):
@@ -100,29 +105,39 @@ def _note(iter_id, t0):
         stacks.after_next(w, t0, t1)
 
 
-def _timed_class(cls, iter_id):
+def _timed_instance(original, iter_id):
+    try:
+        return _timed_class(type(original), iter_id, original)
+    except TypeError:  # generators and the like: their class cannot be changed
+        return _Timed(original, iter_id) if hasattr(original, "__next__") else original
+
+
+def _timed_class(cls, iter_id, only=None):
+    """Hooks a class, so that its instances keep their type; ``only`` one of them counts when it is given."""
     if hasattr(cls, "__next__"):
-        replace(cls, "__next__", lambda original: _timed_next(original, iter_id))
+        replace(cls, "__next__", lambda original: _timed_next(original, iter_id, only))
     elif hasattr(cls, "__iter__"):
-        replace(cls, "__iter__", lambda original: _timed_iter(original, iter_id))
-    return cls
+        replace(cls, "__iter__", lambda original: _timed_iter(original, iter_id, only))
+    return cls if only is None else only
 
 
-def _timed_next(original, iter_id):
+def _timed_next(original, iter_id, only):
     @functools.wraps(original)
     def __next__(self):
         t0 = _mono()
         result = original(self)
-        _note(iter_id, t0)
+        if only is None or self is only:
+            _note(iter_id, t0)
         return result
 
     return __next__
 
 
-def _timed_iter(original, iter_id):
+def _timed_iter(original, iter_id, only):
     @functools.wraps(original)
     def __iter__(self):
-        return _Timed(original(self), iter_id)
+        iterator = original(self)
+        return _Timed(iterator, iter_id) if only is None or self is only else iterator
 
     return __iter__
 

@@ -10,6 +10,7 @@ import collections
 import functools
 import sys
 import time
+import types
 
 from . import state, steps
 from .hooks import on_import, replace
@@ -19,6 +20,8 @@ from .writer import NONE
 COPY, SYNC, DEVICE = 10, 11, 12
 _mono = time.monotonic_ns
 _MAX_PENDING = 64
+#: A wait below this is a batch that was ready: long enough for the device to pass the event, short beside a step.
+_READY_NS = 300_000
 
 _cuda = None
 _pool = []
@@ -69,14 +72,20 @@ def _record_first():
 
 
 @state.quiet("device clock")
-def after_next(pair, iter_id, delivered):
-    """Records the second event and reads those pairs that have completed meanwhile."""
+def after_next(pair, iter_id, delivered, wait_ns):
+    """Records the second event and reads those pairs that have completed meanwhile.
+
+    Also notes whether the device had run dry by the time the trainer asked for a batch that was ready: then the host
+    does not issue work fast enough, however full the step looks.
+    """
+    ready = wait_ns < _READY_NS
+    drained = int(pair[0].query()) if ready else NONE
     pair[1].record()
-    _pending.append((pair, iter_id, delivered))
+    _pending.append((pair, iter_id, delivered, drained))
     while _pending and _pending[0][0][1].query():
-        done, iter_of, number = _pending.popleft()
+        done, iter_of, number, dry = _pending.popleft()
         now = _mono()
-        state.event(DEVICE, now, now, iter_of, number, int(done[0].elapsed_time(done[1]) * 1e6))
+        state.event(DEVICE, now, now, iter_of, number, int(done[0].elapsed_time(done[1]) * 1e6), dry)
         _pool.append(done)
 
 
@@ -91,11 +100,40 @@ def _site_id():
 
 def _patch_tensor(torch):
     tensor = torch.Tensor
-    replace(tensor, "to", _copy)
-    replace(tensor, "cuda", _copy)
-    for name in ("item", "tolist", "cpu"):
-        replace(tensor, name, _sync)
+    for name, make in (("to", _copy), ("cuda", _copy), ("item", _sync), ("tolist", _sync), ("cpu", _sync)):
+        replace(tensor, name, functools.partial(_method, make))
     replace(torch.cuda, "synchronize", _sync_call)
+
+
+def _method(make, original):
+    return _Method(original, make(original))
+
+
+class _Method:
+    """Stands in for a method of Tensor and equals it.
+
+    torch hands the method found on Tensor to ``__torch_function__``, and subclasses look it up in tables that hold the
+    original: torchvision's images would come out of ``.to()`` as plain tensors.
+    """
+
+    def __init__(self, original, call):
+        self._original, self._call = original, call
+        functools.update_wrapper(self, original)
+
+    def __call__(self, *args, **kwargs):
+        return self._call(*args, **kwargs)
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else types.MethodType(self._call, instance)
+
+    def __eq__(self, other):
+        return other is self or other is self._original
+
+    def __hash__(self):
+        return hash(self._original)
+
+    def __reduce__(self):
+        return self._original.__reduce__()
 
 
 def _copy(original):

@@ -1,7 +1,7 @@
 """Puts hooks in when torch is imported, and takes them out again.
 
 A hook is a function ``patch(module)`` for a module's name; it runs once, right after that module's own code. Modules
-already imported are patched at once. Patched attributes are remembered with their originals, in ``undo``.
+already imported are patched at once. Patched attributes are remembered with their originals, in ``_undo``.
 """
 
 import sys
@@ -13,6 +13,10 @@ _undo = []  # (owner, name, original or _MISSING, ours)
 _callbacks = []  # other ways to unhook
 _MISSING = object()
 _finder = None
+_loaded = False
+#: File name of the functions that stand in for torch's. The warnings module passes over frames with these two words in
+#: their name, so a warning with a stacklevel names the same line as without us, and the user's filters apply to it.
+HIDDEN = "<headrace importlib._bootstrap>"
 
 
 def on_import(name):
@@ -28,9 +32,20 @@ def on_import(name):
 def replace(owner, name, make):
     """Sets ``owner.name = make(original)``; undone by ``uninstall``. Raises AttributeError when there is no original."""
     own = vars(owner).get(name, _MISSING)
-    ours = make(getattr(owner, name))
-    setattr(owner, name, ours)
+    original = getattr(owner, name)
+    ours = make(original)
+    if isinstance(ours, type(replace)) and ours is not original:
+        ours.__code__ = ours.__code__.replace(co_filename=HIDDEN)
+    for place in [owner, *_exporters(owner, name, original)]:
+        setattr(place, name, ours)
     _undo.append((owner, name, own, ours))
+
+
+def _exporters(owner, name, value):
+    """The packages around a module that have the same thing under the same name (``torch.save``)."""
+    parts = getattr(owner, "__name__", "").split(".")[:-1] if isinstance(owner, type(sys)) else []
+    around = [sys.modules.get(".".join(parts[: i + 1])) for i in range(len(parts))]
+    return [module for module in around if module is not None and vars(module).get(name) is value]
 
 
 def when_uninstalled(call):
@@ -44,6 +59,8 @@ class _Finder:
         self._busy = set()
 
     def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            _load_patches()
         if name not in _targets or name in self._busy:
             return None
         self._busy.add(name)
@@ -51,7 +68,8 @@ class _Finder:
             spec = self._ask_others(name, path, target)
         finally:
             self._busy.discard(name)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
+        # A loader that is a class (built-in modules) serves everybody and is left alone.
+        if spec is not None and hasattr(spec.loader, "exec_module") and not isinstance(spec.loader, type):
             try:
                 _wrap_loader(spec.loader, name)
             except Exception as error:  # noqa: BLE001 - the module must load all the same
@@ -78,7 +96,8 @@ def _wrap_loader(loader, name):
         except AttributeError:
             pass
         original(module)
-        _apply(name, module)
+        if getattr(module, "__name__", None) == name:
+            _apply(name, module)
 
     loader.exec_module = exec_module
 
@@ -89,6 +108,7 @@ def _apply(name, module):
         if state.writer is None or state.hooked.get(label) is True:
             continue
         try:
+            state.announce()
             patch(module)
             state.hooked[label] = True
         except Exception as error:  # noqa: BLE001 - torch is strange here: go on with less, and say so
@@ -97,14 +117,25 @@ def _apply(name, module):
 
 
 def install():
-    """Arms the hooks. Does not import torch."""
-    global _finder
+    """Arms the hooks. Imports neither torch nor, before torch is imported, what only the hooks need."""
+    global _finder, _loaded
+    _loaded = False
+    _finder = _Finder()
+    sys.meta_path.insert(0, _finder)
+    if "torch" in sys.modules or state.data_spec:
+        _load_patches()
+
+
+@state.quiet("install")
+def _load_patches():
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
     from . import calls, device, loaders, steps  # noqa: F401 - they register themselves
 
     if state.data_spec:
         calls.arm(state.data_spec)
-    _finder = _Finder()
-    sys.meta_path.insert(0, _finder)
     for name in list(_targets):
         module = sys.modules.get(name)
         if module is not None:
@@ -127,6 +158,8 @@ def uninstall():
             state.failed("unhook", error)
     while _undo:
         owner, name, original, ours = _undo.pop()
+        for module in _exporters(owner, name, ours):
+            setattr(module, name, original)
         if vars(owner).get(name) is not ours:
             continue  # somebody patched over us: their wrapper holds ours, which does nothing once there is no writer
         if original is _MISSING:

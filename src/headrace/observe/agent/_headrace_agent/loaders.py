@@ -11,7 +11,7 @@ import time
 import weakref
 
 from . import device, stacks, state, workers
-from .hooks import on_import, replace
+from .hooks import on_import, replace, when_uninstalled
 from .sites import user_site
 from .writer import CELL_HOOK_NS, NONE
 
@@ -23,6 +23,7 @@ _thread_time = time.thread_time_ns
 _sites = weakref.WeakKeyDictionary()  # loader -> site
 _dataset_sites = {}  # id(dataset) -> (weak reference or None, first site): frameworks make loaders again
 _loader_ids = weakref.WeakKeyDictionary()
+_iterators = weakref.WeakSet()
 _hook_every = 32
 _inside = threading.local()
 
@@ -35,6 +36,19 @@ def loader_site(module):
 @on_import("torch.utils.data.dataloader")
 def loader_iter(module):
     replace(module.DataLoader, "__iter__", _iter)
+    when_uninstalled(_forget)
+
+
+def _forget():
+    """Ids belong to one writer: the next one, here or in a forked child, has to describe everything again."""
+    _loader_ids.clear()
+    for iterator in list(_iterators):
+        for name in ("_headrace_id", "_headrace_epochs", "_headrace_resumes", "_headrace_loader"):
+            iterator.__dict__.pop(name, None)
+    _iterators.clear()
+
+
+state._at_fork_child.append(_loader_ids.clear)
 
 
 @on_import("torch.utils.data.dataloader")
@@ -66,7 +80,7 @@ def _init(original):
     @functools.wraps(original)
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        if state.writer is not None and self not in _sites:
+        if state.writer is not None:
             _remember_site(self)
 
     return __init__
@@ -74,13 +88,16 @@ def _init(original):
 
 @state.quiet("site")
 def _remember_site(loader):
+    if loader in _sites:
+        return
     site, direct = user_site(3)
-    known = _dataset_sites.get(id(loader.dataset))
-    if not direct and known is not None and known[0]() is loader.dataset:
+    key = id(loader.dataset)
+    known = _dataset_sites.get(key)
+    if known is not None and not direct:
         site = known[1]
-    else:
+    elif known is None:
         try:
-            _dataset_sites.setdefault(id(loader.dataset), (weakref.ref(loader.dataset), site))
+            _dataset_sites[key] = (weakref.ref(loader.dataset, lambda _: _dataset_sites.pop(key, None)), site)
         except TypeError:
             pass  # lists and the like cannot be referred to weakly
     _sites[loader] = site
@@ -89,14 +106,15 @@ def _remember_site(loader):
 def _iter(original):
     @functools.wraps(original)
     def __iter__(self):
-        if state.writer is None or getattr(_inside, "iter", False):
+        outer = getattr(_inside, "iter", None)
+        if state.writer is None or outer is self:
             return original(self)
-        _inside.iter = True
+        _inside.iter = self
         t0 = _mono()
         try:
             iterator = original(self)
         finally:
-            _inside.iter = False
+            _inside.iter = outer
         _note_epoch(self, iterator, t0, _mono())
         return iterator
 
@@ -130,6 +148,7 @@ def _adopt(iterator, loader):
     iterator._headrace_id = state.next_id()
     iterator._headrace_epochs = 0
     iterator._headrace_resumes = 0
+    _iterators.add(iterator)
     iterator._headrace_loader = _loader_id(loader)
 
 
@@ -147,13 +166,11 @@ def _describe(loader, loader_id):
     if context is None:
         import multiprocessing
 
-        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_context().get_start_method()
+        # Not get_context(): it settles the start method, and the program's own set_start_method() would then fail.
+        method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     else:
         method = context.get_start_method()
-    try:
-        length = len(loader)
-    except Exception:  # noqa: BLE001 - a dataset without a length is fine
-        length = None
+    # Never len(loader): torch remembers that it was asked and warns about it later, and samplers may draw in it.
     site = _sites.get(loader)
     state.meta(
         "loader",
@@ -164,11 +181,10 @@ def _describe(loader, loader_id):
         batch_size=_batch_size(loader),
         num_workers=loader.num_workers,
         pin_memory=bool(loader.pin_memory),
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
+        prefetch_factor=getattr(loader, "prefetch_factor", None),
+        persistent_workers=getattr(loader, "persistent_workers", None),
         in_order=getattr(loader, "in_order", True),
         start_method=method,
-        length=length,
         collate=getattr(loader.collate_fn, "__qualname__", type(loader.collate_fn).__qualname__),
         guard=_main_guard(),
         pickles=_pickles(loader, method),
@@ -176,7 +192,7 @@ def _describe(loader, loader_id):
 
 
 def _batch_size(loader):
-    if loader.batch_size is not None:
+    if getattr(loader, "batch_size", None) is not None:
         return loader.batch_size
     size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return size if isinstance(size, int) else None
@@ -199,7 +215,7 @@ def _pickles(loader, method):
     """For spawn and forkserver without workers so far: whether the dataset could be sent. Types only, no data is pickled."""
     if method == "fork":
         return True
-    for part in (type(loader.dataset), loader.collate_fn, loader.worker_init_fn):
+    for part in (type(loader.dataset), loader.collate_fn, getattr(loader, "worker_init_fn", None)):
         name = getattr(part, "__qualname__", "")
         if "<lambda>" in name or "<locals>" in name:
             return False
@@ -209,7 +225,18 @@ def _pickles(loader, method):
 def _describe_iterator(iterator, loader_id):
     pids = [w.pid for w in getattr(iterator, "_workers", ())]
     queue = getattr(iterator, "_worker_result_queue", None)
-    state.meta("iter", iter=iterator._headrace_id, loader=loader_id, workers=pids, queue=id(queue) if queue is not None else 0)
+    state.meta("iter", iter=iterator._headrace_id, loader=loader_id, workers=pids, queue=id(queue) if queue is not None else 0, rank=_rank())
+
+
+def _rank():
+    """The rank in the process group; from the environment while there is no group."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank()
+    except Exception as error:  # noqa: BLE001 - a group of a kind that we do not know
+        state.failed("rank", error)
+    return state.rank()
 
 
 def _reset(original):
@@ -229,7 +256,7 @@ def _get_data(original):
         result = original(self)
         w = state.writer
         if w is not None:
-            idx = result[0] if type(result) is tuple else None
+            idx = result[0] if type(result) is tuple and result else None
             if type(idx) is int:
                 mine = self.__dict__
                 w.event(RECV, t0, _mono(), mine.get("_headrace_id", 0), idx, mine.get("_headrace_resumes", 0))
@@ -244,10 +271,11 @@ def _next(original):
         w = state.writer
         if w is None:
             return original(self)
-        iter_id = self.__dict__.get("_headrace_id")
-        if iter_id is None:
-            iter_id = _adopt_late(self)
-        delivered = self._num_yielded
+        mine = self.__dict__
+        iter_id = mine.get("_headrace_id") or _adopt_late(self) or 0
+        delivered = mine.get("_num_yielded", 0)
+        if not delivered and not mine.get("_headrace_epochs", 1):
+            _note_unasked(self)
         marks = device.before_next()
         c0 = _thread_time()
         t0 = _mono()
@@ -259,10 +287,10 @@ def _next(original):
             state.event(NEXT, t0, t1, iter_id, delivered, flag, _thread_time() - c0, NONE)
             raise
         t1 = _mono()
-        received = self.__dict__.get("_rcvd_idx")
+        received = mine.get("_rcvd_idx")
         w.event(NEXT, t0, t1, iter_id, delivered, 0, _thread_time() - c0, NONE if received is None else received - 1)
         if marks is not None:
-            device.after_next(marks, iter_id, delivered)
+            device.after_next(marks, iter_id, delivered, t1 - t0)
         stacks.after_next(w, t0, t1)
         if not delivered % _hook_every:
             w.add(CELL_HOOK_NS, _hook_every * (_mono() - t1 + 500))
@@ -272,11 +300,21 @@ def _next(original):
 
 
 @state.quiet("iterator")
+def _note_unasked(iterator):
+    """An iterator that no DataLoader.__iter__ handed out (fastai makes them itself)."""
+    now = _mono()
+    iterator._headrace_epochs = 1
+    _describe_iterator(iterator, iterator._headrace_loader)
+    state.event(EPOCH, now, now, iterator._headrace_id, iterator._headrace_loader, 0, 0)
+
+
+@state.quiet("iterator")
 def _adopt_late(iterator):
     """An iterator older than our hooks (``headrace.observe()`` in the middle of an epoch)."""
     iterator._headrace_id = state.next_id()
     iterator._headrace_epochs = 1
     iterator._headrace_resumes = 0
+    _iterators.add(iterator)
     loader_id = state.next_id()
     state.meta(
         "loader",

@@ -4,6 +4,9 @@ import os
 import sys
 import sysconfig
 
+from . import state
+from .hooks import HIDDEN
+
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY_PARTS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _prefixes = None
@@ -21,7 +24,7 @@ def _library_prefixes():
 
 def is_library(path):
     """True for the standard library, installed packages and headrace itself."""
-    return path.startswith("<frozen") or any(p in path for p in _LIBRARY_PARTS) or path.startswith(_library_prefixes())
+    return path.startswith(("<frozen", HIDDEN)) or any(p in path for p in _LIBRARY_PARTS) or path.startswith(_library_prefixes())
 
 
 def user_site(depth=1):
@@ -34,7 +37,7 @@ def user_site(depth=1):
     while frame is not None:
         path = frame.f_code.co_filename
         library = is_library(path)
-        if direct is None and not path.startswith(_HERE):
+        if direct is None and not path.startswith((_HERE, HIDDEN)):
             direct = not library
         if not library:
             return text(path, frame.f_lineno), bool(direct)
@@ -47,6 +50,6 @@ def text(path, line):
     """``path`` relative to the working directory when it lies below it."""
     if path.startswith("<"):
         return "%s:%d" % (path, line)
-    path = os.path.abspath(path)
-    cwd = os.getcwd() + os.sep
+    cwd = state.cwd() + os.sep
+    path = os.path.normpath(path if os.path.isabs(path) else os.path.join(cwd, path))
     return "%s:%d" % (path[len(cwd) :] if path.startswith(cwd) else path, line)

@@ -6,6 +6,7 @@ optimizer steps. A sample is the stack of the one observed thread and what that 
 (``/proc/self/task/TID/syscall``). The thread ends before this process forks.
 """
 
+import os
 import sys
 import threading
 import time
@@ -62,6 +63,7 @@ def _worth_it(now):
     return elapsed > wait_for and _Watch.wait_ns > elapsed // 20
 
 
+@state.quiet("stop")
 def _step_aside():
     from . import stop
 
@@ -72,6 +74,7 @@ def before_fetch():
     global _fetching
     cells = state.control.cells
     if cells[Control.STOP]:
+        _step_aside()  # the trainer has seen enough: so have its workers
         return
     _fetching = threading.get_ident()
     until = cells[Control.SAMPLE_UNTIL_NS]
@@ -107,10 +110,11 @@ def _count_loaderless(w):
 
 def _start(until, ident, tid, only_fetch):
     global _sampler
+    _sampler = _Sampler(until, ident, tid, only_fetch)
     try:
-        _sampler = _Sampler(until, ident, tid, only_fetch)
         _sampler.start()
     except Exception as error:  # noqa: BLE001 - no thread to be had: go on without stacks
+        _sampler = None
         state.failed("stacks", error)
 
 
@@ -123,6 +127,7 @@ class _Sampler(threading.Thread):
         self.began = _mono()
 
     def run(self):
+        global _sampler
         try:
             last = _mono()
             while not self.stop.wait(_RATE_S if self.only_fetch else _RATE_S / 2) and _mono() < self.until:
@@ -133,6 +138,9 @@ class _Sampler(threading.Thread):
             self._flush()
         except Exception as error:  # noqa: BLE001 - the border of a thread
             state.failed("stacks", error)
+        finally:
+            if _sampler is self:
+                _sampler = None  # the next request may start another
 
     def _look(self):
         if self.only_fetch and _fetching != self.observed:
@@ -170,6 +178,10 @@ def _end_before_fork():
     sampler.stop.set()
     sampler.join(1.0)
     _sampler = sampler if sampler.is_alive() else None
+    # Python counts the kernel's threads before it warns, and a joined thread is there for some microseconds more.
+    for _ in range(1000):
+        if not os.path.exists("/proc/self/task/%d" % sampler.native_id):
+            break
 
 
 def _forget_in_child():

@@ -16,6 +16,7 @@ data_spec = None
 hooked = {}  # name of a hook -> True, or the reason why it is not there
 next_id = itertools.count(1).__next__
 _fork_registered = False
+_announced = False  # whether this process's first line is written
 _at_fork_child = []  # callables of other modules, run in a forked child after the writer was renewed
 _before_fork = []
 
@@ -29,14 +30,26 @@ def begin(directory, data=None):
     if not _fork_registered:
         os.register_at_fork(before=_run_before_fork, after_in_child=_after_fork_in_child)
         _fork_registered = True
-    _write_start(forked=False)
+    try:
+        announce(forked=False)
+    except OSError:
+        writer = None  # the run directory is gone, or not ours: this process is not observed
+
+
+def announce(forked=True):
+    """Writes this process's first line, once. A forked child does so when it turns out to use torch."""
+    global _announced
+    if not _announced and writer is not None:
+        _announced = True
+        _write_start(forked)
 
 
 def end(reason):
-    global writer
+    global writer, _announced
     if writer is None:
         return
     meta("done", reason=reason, t_ns=mono())
+    _announced = False
     writer.close()
     writer = None
     control.close()
@@ -99,33 +112,39 @@ def _write_start(forked):
     argv = getattr(sys, "orig_argv", None) or []
     quote = lambda text: '"' + "".join(c if c.isprintable() and c not in '"\\' else "\\u%04x" % min(ord(c), 0xFFFF) for c in text) + '"'  # noqa: E731
     rank_now = rank()
+    writer.line(
+        '{"k": "start", "pid": %d, "ppid": %d, "t_ns": %d, "forked": %s, "rank": %s, "python": "%d.%d.%d", "cwd": %s, "argv": [%s]}'
+        % (
+            os.getpid(), os.getppid(), writer.start_ns, "true" if forked else "false",
+            "null" if rank_now is None else rank_now, *sys.version_info[:3], quote(cwd()),
+            ", ".join(quote(a[:300]) for a in argv[:40]),
+        )  # fmt: skip
+    )
+
+
+def cwd():
+    """The working directory; empty when it was removed."""
     try:
-        writer.line(
-            '{"k": "start", "pid": %d, "ppid": %d, "t_ns": %d, "forked": %s, "rank": %s, "python": "%d.%d.%d", "cwd": %s, "argv": [%s]}'
-            % (
-                os.getpid(), os.getppid(), writer.start_ns, "true" if forked else "false",
-                "null" if rank_now is None else rank_now, *sys.version_info[:3], quote(os.getcwd()),
-                ", ".join(quote(a[:300]) for a in argv[:40]),
-            )  # fmt: skip
-        )
-    except OSError as error:
-        writer.broken = str(error)
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def _run_before_fork():
     if writer is None:
         return
     for call in _before_fork:
-        call()
+        quiet("before fork")(call)()
 
 
 def _after_fork_in_child():
-    # The parent's map stays the parent's: the child must never write into it.
-    global writer
+    # The parent's map stays the parent's: the child must never write into it, nor a frame that holds its writer.
+    global writer, _announced
     if writer is None:
         return
-    writer = Writer(run_dir, mono())
+    writer.close()
+    writer, _announced = Writer(run_dir, mono()), False
     if hooked:
-        _write_start(forked=True)
+        quiet("fork")(announce)()
     for call in _at_fork_child:
-        call()
+        quiet("fork")(call)()

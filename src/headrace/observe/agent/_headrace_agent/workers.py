@@ -11,7 +11,7 @@ import threading
 import time
 
 from . import stacks, state
-from .hooks import replace
+from .hooks import replace, when_uninstalled
 from .writer import NONE
 
 FETCH, TASK, SAMPLE, PIN = 4, 5, 6, 7
@@ -22,6 +22,8 @@ _process_time = time.process_time_ns
 #: Samples are timed one by one only where a sample takes at least this long: timing one costs about 0.1 us.
 _PER_SAMPLE_NS = 20_000
 _MAX_LEAVES = 512
+#: What a fetcher remembers of its last batch, in ns.
+COLLATE, PER_SAMPLE = 0, 1
 
 
 class _Here:
@@ -44,13 +46,18 @@ def patch(module):
     replace(utils.fetch._BaseDatasetFetcher, "__init__", _fetcher_init)
     replace(utils.worker, "_worker_loop", _worker_loop)
     replace(utils.pin_memory, "_pin_memory_loop", _pin_memory_loop)
-    state._at_fork_child.append(_forget)
+    when_uninstalled(_close_run_queue)
 
 
-def _forget():
-    if _Here.run_queue_fd >= 0:
-        os.close(_Here.run_queue_fd)
-    _Here.run_queue_fd, _Here.run_queue_thread = -1, 0
+def _close_run_queue():
+    """In a forked child, where the descriptor would tell of the parent's thread, and when unhooked."""
+    fd, _Here.run_queue_fd, _Here.run_queue_thread = _Here.run_queue_fd, -1, 0
+    # A program that becomes a daemon closes every descriptor: then this number may be a file of its own by now.
+    if fd >= 0 and os.readlink("/proc/self/fd/%d" % fd).endswith("/schedstat"):
+        os.close(fd)
+
+
+state._at_fork_child.append(_close_run_queue)
 
 
 def _run_queue_ns():
@@ -92,20 +99,20 @@ def _fetcher_init(original):
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         if state.writer is not None and callable(getattr(self, "collate_fn", None)):
-            self._headrace_collate_ns = 0
-            self._headrace_sample_ns = 0
-            self.collate_fn = _timed_collate(self.collate_fn, self.__dict__)
+            # Not the fetcher itself: a cycle would keep the dataset, and what its generators hold, until some collection.
+            self._headrace_ns = spent = [0, 0]
+            self.collate_fn = _timed_collate(self.collate_fn, spent)
 
     return __init__
 
 
-def _timed_collate(collate, slots):
+def _timed_collate(collate, spent):
     def timed(data):
         t0 = _mono()
         try:
             return collate(data)
         finally:
-            slots["_headrace_collate_ns"] += _mono() - t0
+            spent[COLLATE] += _mono() - t0
 
     return timed
 
@@ -116,10 +123,10 @@ def _fetch(original):
         w = state.writer
         if w is None:
             return original(self, index)
-        mine = self.__dict__
-        mine["_headrace_collate_ns"] = 0
+        spent = self.__dict__.get("_headrace_ns") or [0, 0]
+        spent[COLLATE] = 0
         given = index
-        if mine.get("_headrace_sample_ns", 0) > _PER_SAMPLE_NS and type(index) is list and _walks(self):
+        if spent[PER_SAMPLE] > _PER_SAMPLE_NS and type(index) is list and _walks(self):
             given = _TimedIndices(index)
         stacks.before_fetch()
         q0 = _run_queue_ns()
@@ -132,22 +139,25 @@ def _fetch(original):
             t1 = _mono()
             c1 = _thread_time()
             stacks.after_fetch()
-            _note_fetch(w, mine, given, t0, t1, c1 - c0, _process_time() - p0, q0)
+            _note_fetch(self, spent, given, t0, t1, c1 - c0, _process_time() - p0, q0)
 
     return fetch
 
 
 def _walks(fetcher):
     """Whether the fetcher walks over the indices one by one, rather than handing them to the dataset."""
-    return fetcher.auto_collation and not getattr(getattr(fetcher, "dataset", None), "__getitems__", None)
+    return getattr(fetcher, "auto_collation", False) and not getattr(getattr(fetcher, "dataset", None), "__getitems__", None)
 
 
 @state.quiet("fetch")
-def _note_fetch(w, mine, given, t0, t1, on_cpu, process_cpu, q0):
+def _note_fetch(fetcher, spent, given, t0, t1, on_cpu, process_cpu, q0):
+    w = state.writer
+    if w is None:
+        return
     q1 = _run_queue_ns() if q0 is not None else None
-    num = len(given) if hasattr(given, "__len__") else 1
-    collate = mine["_headrace_collate_ns"]
-    mine["_headrace_sample_ns"] = (t1 - t0 - collate) // max(num, 1)
+    num = len(given) if getattr(fetcher, "auto_collation", False) and hasattr(given, "__len__") else 1
+    collate = spent[COLLATE]
+    spent[PER_SAMPLE] = (t1 - t0 - collate) // max(num, 1)
     w.event(FETCH, t0, t1, _Here.worker_1, _Here.task, collate, on_cpu, NONE if q1 is None else max(q1 - q0, 0))
     at, worst, index = getattr(given, "worst", (t0, 0, None))
     number = index if type(index) is int and index >= 0 else NONE

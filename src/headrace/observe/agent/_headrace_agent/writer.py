@@ -8,6 +8,7 @@ import itertools
 import mmap
 import os
 import struct
+import sys
 import threading
 
 MAGIC = 0x3145434152444148
@@ -22,6 +23,8 @@ CELL_MAGIC, CELL_NUM_EVENTS, CELL_PID, CELL_START_NS, CELL_HOOK_NS, CELL_NUM_STE
 _MAX_EVENTS = HEAD_EVENTS + RING_EVENTS
 _FILE_BYTES = HEADER_BYTES + _MAX_EVENTS * EVENT_BYTES
 _pack = struct.Struct("<8Q").pack
+# A map keeps a duplicate of its descriptor; since Python 3.13 it need not, and the program has fewer of ours.
+_MAP_OPTIONS = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 class Writer:
@@ -32,26 +35,30 @@ class Writer:
         self.start_ns = start_ns
         self.base = os.path.join(run_dir, "%d-%d" % (self.pid, start_ns))
         self.broken = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler of the user's may come back here
         self._map = None
         self._cells = None
         self._next = itertools.count().__next__
         self._allocated = 0
 
     def event(self, kind, t0, t1, a=0, b=0, c=0, d=0, e=0):
-        """Writes one event; fields are non-negative and below 2**64. About 0.3 us."""
+        """Writes one event; fields are non-negative and below 2**64. Never raises. About 0.3 us."""
         n = self._next()
         if n >= self._allocated and not self._grow(n):
             return
         slot = n if n < HEAD_EVENTS else HEAD_EVENTS + (n - HEAD_EVENTS) % RING_EVENTS
         at = HEADER_BYTES + slot * EVENT_BYTES
-        self._map[at : at + EVENT_BYTES] = _pack(kind, t0, t1, a, b, c, d, e)
-        self._cells[CELL_NUM_EVENTS] = n + 1
+        try:
+            self._map[at : at + EVENT_BYTES] = _pack(kind, t0, t1, a, b, c, d, e)
+            self._cells[CELL_NUM_EVENTS] = n + 1
+        except (TypeError, ValueError, struct.error):
+            pass  # another thread closed this writer meanwhile, or a field is no such number: one event is lost
 
     def add(self, cell, value):
         """Adds to a counter in the header (one writer thread each)."""
-        if self._cells is not None:
-            self._cells[cell] += value
+        cells = self._cells
+        if cells is not None:
+            cells[cell] += value
 
     def line(self, text):
         """Appends one line to the ``.meta`` file in a single write."""
@@ -75,10 +82,17 @@ class Writer:
                 while n >= self._allocated:
                     self._reserve()
             except (OSError, ValueError) as error:
-                self.broken = "%s: %s" % (type(error).__name__, error)
-                self._allocated = 0
+                self._give_up("%s: %s" % (type(error).__name__, getattr(error, "strerror", None)))
                 return False
         return True
+
+    def _give_up(self, why):
+        self._allocated = 0
+        try:
+            self.line('{"k": "error", "where": "events", "text": "%s"}' % why)
+        except OSError:
+            pass
+        self.broken = why
 
     def _reserve(self):
         fd = os.open(self.base + ".ev", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -88,7 +102,7 @@ class Writer:
             os.posix_fallocate(fd, start, end - start)
             if self._map is None:
                 os.ftruncate(fd, _FILE_BYTES)
-                self._map = mmap.mmap(fd, _FILE_BYTES)
+                self._map = mmap.mmap(fd, _FILE_BYTES, **_MAP_OPTIONS)
                 self._cells = memoryview(self._map).cast("Q")
                 self._cells[CELL_PID] = self.pid
                 self._cells[CELL_START_NS] = self.start_ns
@@ -98,14 +112,10 @@ class Writer:
         self._allocated = min(self._allocated + CHUNK_EVENTS, _MAX_EVENTS)
 
     def close(self):
-        """Unmaps; later calls are ignored."""
+        """Unmaps, as soon as no other thread is in the middle of a write; later calls are ignored."""
         self.broken = self.broken or "closed"
         self._allocated = 0
-        cells, self._cells = self._cells, None
-        if cells is not None:
-            cells.release()
-            self._map.close()
-            self._map = None
+        self._cells = self._map = None
 
 
 class Control:
@@ -115,22 +125,17 @@ class Control:
 
     def __init__(self, run_dir):
         self.cells = [0] * 8
-        self._map = None
         try:
             fd = os.open(os.path.join(run_dir, "control"), os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return
         try:
-            self._map = mmap.mmap(fd, 4096)
-            self.cells = memoryview(self._map).cast("Q")
+            self.cells = memoryview(mmap.mmap(fd, 4096, **_MAP_OPTIONS)).cast("Q")
         except (OSError, ValueError):
             pass
         finally:
             os.close(fd)
 
     def close(self):
-        if self._map is not None:
-            self.cells.release()
-            self.cells = [1] + [0] * 7
-            self._map.close()
-            self._map = None
+        """Unmaps when nobody reads any more; every later read says stop."""
+        self.cells = [1] + [0] * 7

@@ -1,0 +1,138 @@
+"""Takes the measurements of one row: a watched run and the truth, or a prediction and interleaved pairs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import processes
+from catalog import Fault
+from processes import Settings
+from verdict import PRESSED_CORES, Advice, Diagnosis, judge, judge_advice
+
+#: Times a row is tried in all when it missed under pressure from outside.
+MAX_TRIES = 3
+#: Lengths of the three kinds of run, in seconds under the fault.
+WATCHED_S, TRUTH_S, PAIR_S = 6.0, 3.0, 2.5
+
+
+class Budget:
+    """Wall time for the whole suite; when it is spent, rows are no longer repeated."""
+
+    def __init__(self, minutes: float) -> None:
+        self.end_s = time.monotonic() + minutes * 60
+
+    @property
+    def spent(self) -> bool:
+        return time.monotonic() > self.end_s
+
+
+def diagnose(fault: Fault, start_method: str, repeats: int, settings: Settings, budget: Budget) -> Diagnosis:
+    """Planted against named, stall against truth; repeated while it misses on a busy machine."""
+    for _ in range(MAX_TRIES):
+        row = Diagnosis(fault=fault, start_method=start_method)
+        try:
+            _truth(row, repeats, settings)
+            _watch(row, settings)
+            row.outcome = judge(row)
+        except processes.Skipped as reason:
+            row.notes.append(str(reason))
+        except processes.Broken as error:
+            row.outcome = "fail"
+            row.notes.append(str(error))
+        steady = row.outcome in ("pass", "skipped") or (row.outcome == "fail" and not row.pressed)
+        if steady or budget.spent:
+            break
+    return row
+
+
+def _truth(row: Diagnosis, repeats: int, settings: Settings) -> None:
+    repeats = min(repeats, row.fault.header.get("truth_repeats", repeats))
+    arguments = ["--truth", "--repeats", str(repeats), "--seconds", str(TRUTH_S), "--start-method", row.start_method]
+    ran = processes.bare(row.fault, arguments, settings)
+    row.truth_frac = ran.record["steady_stall_frac"]
+    row.truth_ci = (min(ran.record["steady"]), max(ran.record["steady"]))
+    row.outside_cores = ran.record["outside_cores"]
+
+
+def _watch(row: Diagnosis, settings: Settings) -> None:
+    ran = processes.watched(row.fault, ["--seconds", str(WATCHED_S), "--start-method", row.start_method], settings)
+    finding = ran.record.get("finding") or {}
+    row.named = finding.get("cause")
+    row.runner_up = (finding.get("runner_up") or {}).get("cause")
+    row.outside_cores = max(row.outside_cores, ran.outside_cores)
+    loader = subject(ran.record, row.fault)
+    if loader is None:
+        row.notes.append("the record has no loader of the script")
+        return
+    row.stall_frac = loader.get("steady_stall_frac")
+    if loader.get("stall_ci"):
+        row.stall_ci = tuple(loader["stall_ci"])
+
+
+def subject(record: dict[str, Any], fault: Fault) -> dict[str, Any] | None:
+    """The training loader of the rank that the truth is about: the one with most steps that is no validation."""
+    rank = fault.header.get("truth_rank", 0)
+    ranked = fault.header.get("ranks", 1) > 1
+    loaders = [
+        loader
+        for process in record.get("processes", [])
+        if not ranked or process.get("rank") in (None, rank)
+        for loader in process.get("loaders", [])
+        if loader.get("role") != "validation"
+    ]
+    return max(loaders, key=lambda loader: loader.get("num_steps", 0), default=None)
+
+
+def advise(fault: Fault, start_method: str, num_pairs: int, settings: Settings, budget: Budget) -> Advice:
+    """Predicted against measured speed-up; more pairs while the spread leaves it open."""
+    row = Advice(fault=fault, start_method=start_method)
+    try:
+        ran = processes.watched(fault, ["--seconds", str(WATCHED_S), "--start-method", start_method], settings)
+        _predict(row, ran.record)
+        row.outside_cores = ran.outside_cores
+        while len(row.pairs) < num_pairs or _open(row, num_pairs, budget):
+            row.pairs.append(_pair(row, settings))
+        row.outcome = judge_advice(row)
+    except processes.Skipped as reason:
+        row.notes.append(str(reason))
+    except processes.Broken as error:
+        row.outcome = "fail"
+        row.notes.append(str(error))
+    return row
+
+
+def _open(row: Advice, num_pairs: int, budget: Budget) -> bool:
+    undecided = row.outside_cores >= PRESSED_CORES and judge_advice(row) != "pass"
+    return undecided and len(row.pairs) < 2 * num_pairs and not budget.spent
+
+
+def _predict(row: Advice, record: dict[str, Any]) -> None:
+    """The change that the header knows how to apply; else the first one that carries a prediction."""
+    changes = (record.get("finding") or {}).get("changes") or []
+    known = [change for change in changes if any(word in change["what"] for word in row.fault.header["advice"])]
+    predicted = [change for change in known or changes if change.get("speedup") is not None]
+    if not predicted:
+        row.notes.append("no prediction; advised: " + (", ".join(change["what"] for change in changes) or "nothing"))
+        return
+    change = predicted[0]
+    row.what, row.to, row.predicted = change["what"], change.get("to"), change["speedup"]
+    row.predicted_ci = tuple(change["speedup_ci"]) if change.get("speedup_ci") else None
+
+
+def _pair(row: Advice, settings: Settings) -> float:
+    """Step rate with the change over step rate without it, each in a fresh process."""
+    common = ["--seconds", str(PAIR_S), "--start-method", row.start_method]
+    planted = processes.bare(row.fault, common, settings)
+    fixed = processes.bare(row.fault, [*common, *change_arguments(row)], settings)
+    row.outside_cores = max(row.outside_cores, planted.outside_cores, fixed.outside_cores)
+    clock = f"{row.fault.header.get('rate', 'steady')}_ns"
+    return float(planted.record[clock] / fixed.record[clock])
+
+
+def change_arguments(row: Advice) -> list[str]:
+    """``--set`` with headrace's own value where the change is a setting of the script; else the script's ``--fixed``."""
+    fixed = row.fault.header["fixed"]
+    if row.what in fixed and isinstance(row.to, (bool, int)):
+        return ["--set", f"{row.what}={row.to}"]
+    return ["--fixed"]

@@ -1,0 +1,62 @@
+"""oversubscribed: a library pinned the process to one CPU before the workers were started; they share it."""
+
+import os
+import time
+
+import numpy as np
+import torch
+import truthlib
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+FAULT = {
+    "cause": "oversubscribed",
+    "steps": 70,
+    "start_methods": ["fork", "spawn", "forkserver"],
+    "fixed": {"pinned": False},
+    "advice": ["affinity"],
+}
+
+
+class Signals(Dataset):
+    def __init__(self, num):
+        self.num = num
+        self.waves = np.random.default_rng(0).normal(size=(8, 16_384))
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, index):
+        wave = self.waves[index % 8]
+        features = [np.abs(np.fft.rfft(np.roll(wave, shift)))[:64].mean() for shift in range(16)]
+        return torch.tensor(features, dtype=torch.float32), index % 10
+
+
+def make_loader(args):
+    return DataLoader(
+        Signals(args.steps_per_epoch * 20),
+        batch_size=20,
+        shuffle=True,
+        num_workers=args.num_workers,
+        multiprocessing_context=truthlib.context(args),
+    )
+
+
+def train(args, loader, meter):
+    if args.pinned:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    model = nn.Linear(16, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for _ in range(args.epochs):
+        meter.epoch()
+        for features, labels in loader:
+            loss = nn.functional.cross_entropy(model(features), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            time.sleep(args.device_ms / 1000)
+            meter.step()
+
+
+if __name__ == "__main__":
+    truthlib.main(FAULT, make_loader, train, num_workers=2, device_ms=20, pinned=True)
