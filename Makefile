@@ -55,13 +55,13 @@ format: $(STAMP)check
 	$(PY) -m ruff format .
 
 faults: $(STAMP)test
-	$(call MEASURED,$(PY) -m tests.faults $(ARGS))
+	$(call MEASURED,$(PY) tests/faults/run_faults.py $(ARGS))
 
 faults-full: $(STAMP)test
-	$(call MEASURED,$(PY) -m tests.faults --full $(ARGS))
+	$(call MEASURED,$(PY) tests/faults/run_faults.py --start-method all $(ARGS))
 
 advice: $(STAMP)test
-	$(call MEASURED,$(PY) -m tests.faults --advice $(ARGS))
+	$(call MEASURED,$(PY) tests/faults/run_faults.py --advice $(ARGS))
 
 test-programs: $(STAMP)test $(STAMP)programs
 	$(PY) -m pytest -m programs -o faulthandler_timeout=300 tests/programs $(ARGS)

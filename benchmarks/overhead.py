@@ -76,7 +76,7 @@ class Block:
     def _hook(self, place: Path) -> subprocess.Popen[bytes]:
         write_control(place, None, 0)
         self.agent.start(str(place))
-        command = [sys.executable, "-m", "headrace.observer.sampler", str(place), str(os.getpid())]
+        command = [sys.executable, "-m", "headrace.observe.sampler", str(place), str(os.getpid())]
         sampler = subprocess.Popen(command, stdin=subprocess.PIPE)
         while not (place / "host.jsonl").exists() and sampler.poll() is None:
             time.sleep(0.01)

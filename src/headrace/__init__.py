@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.observe.api import observe as observe
+    from headrace.run.inline import Observation as observe
 
 __all__ = ["__version__", "observe"]
 
@@ -18,9 +18,9 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "observe":
-        from headrace.observe.api import observe
+        import importlib
 
-        return observe
+        return importlib.import_module("headrace.observe")
     raise AttributeError(f"module 'headrace' has no attribute {name!r}")
 
 

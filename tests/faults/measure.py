@@ -131,7 +131,7 @@ def _pair(row: Advice, settings: Settings) -> float:
 
 
 def change_arguments(row: Advice) -> list[str]:
-    """``--set`` with headrace's own value where the change is a setting of the script; else the script's ``--fixed``."""
+    """``--set`` with headrace's own value where the script has that setting; else ``--fixed``."""
     fixed = row.fault.header["fixed"]
     if row.what in fixed and isinstance(row.to, (bool, int)):
         return ["--set", f"{row.what}={row.to}"]

@@ -130,6 +130,7 @@ def test_the_demo_finds_too_few_workers_and_ends_with_a_report(monkeypatch, caps
     pytest.importorskip("torchvision", reason="pip install 'headrace[demo]'")
     monkeypatch.setattr(story, "NUM_STEPS", 60)
     monkeypatch.setattr(story, "NUM_IMAGES", 120)
+    monkeypatch.setattr(story, "MAX_PART_S", 8)
     assert story.main(step_ms=40, out_dir=tmp_path, keep=True) == 0
     lines = capsys.readouterr().out.strip().splitlines()
     assert any("SIMULATED" in line for line in lines)

@@ -62,7 +62,7 @@ class Spec:
     persistent_workers: bool = False
     in_order: bool = True
     batches: int = 40
-    batch_size: int = 32
+    batch_size: int | None = 32
     fetch: Fetch = Service(on_cpu_ns=5 * MS)
     collate_ns: int = 0
     #: Worker's helper thread, between its put and the batch's arrival; and the trainer's part, inside next().
@@ -97,6 +97,7 @@ class Process:
 
     @property
     def start(self) -> dict[str, Any]:
+        """Its first meta line."""
         return {
             "k": "start", "pid": self.pid, "ppid": self.ppid, "t_ns": self.born, "forked": self.ppid != 1,
             "rank": self.rank, "python": "3.12.3", "cwd": "/home/u", "argv": ["python", "train.py"],
@@ -158,7 +159,9 @@ def encode(events: Sequence[Event], pid: int = 1, start_ns: int = 0, hook_ns: in
 class Trainer(Process):
     """The process that iterates. Its methods advance ``now``; nothing else does."""
 
-    def __init__(self, pid: int = 100, rank: int | None = None, now: int = ZERO_NS, body_on_cpu_frac: float = 0.0) -> None:
+    def __init__(
+        self, pid: int = 100, rank: int | None = None, now: int = ZERO_NS, body_on_cpu_frac: float = 0.0
+    ) -> None:
         super().__init__(pid=pid, ppid=1, comm="python", rank=rank, born=now)
         self.now = now + 100 * MS
         self.body_on_cpu_frac = body_on_cpu_frac
@@ -173,7 +176,9 @@ class Trainer(Process):
     def spend(self, ns: int, on_cpu_ns: int | None = None, run_queue_ns: int = 0, others_ns: int = 0) -> None:
         """Lets ``ns`` pass, of which ``on_cpu_ns`` (default: all) on a core."""
         if ns > 0:
-            self.spans.append((self.now, self.now + ns, ns if on_cpu_ns is None else on_cpu_ns, run_queue_ns, others_ns, 0))
+            self.spans.append(
+                (self.now, self.now + ns, ns if on_cpu_ns is None else on_cpu_ns, run_queue_ns, others_ns, 0)
+            )
         self.now += ns
 
     def body(self, ns: int, backward: bool = True, backward_ns: int | None = None, run_queue_ns: int = 0) -> None:
@@ -211,15 +216,14 @@ class Loader:
         self.trainer, self.spec = trainer, spec
         self.id = next(trainer.ids)
         self.kept: _Iterator | None = None
-        trainer.meta.append(
-            {
+        line = {
                 "k": "loader", "loader": self.id, "site": spec.site, "dataset": "__main__.Data", "iterable": False,
                 "batch_size": spec.batch_size, "num_workers": spec.num_workers, "pin_memory": spec.pin_ns is not None,
                 "prefetch_factor": spec.prefetch_factor if spec.num_workers else None,
                 "persistent_workers": spec.persistent_workers, "in_order": spec.in_order, "start_method": "fork",
                 "length": spec.batches, "collate": "default_collate", "guard": True, "pickles": True,
-            }  # fmt: skip
-        )
+        }  # fmt: skip
+        trainer.meta.append(line)
 
     def __iter__(self) -> _Iterator:
         trainer, t0 = self.trainer, self.trainer.now
@@ -259,7 +263,9 @@ class _Iterator:
         self.workers.append(worker)
         self.free.append(trainer.now + self.spec.worker_boot_ns)
         if self.spec.worker_boot_ns:
-            worker.spans.append((trainer.now, trainer.now + self.spec.worker_boot_ns, self.spec.worker_boot_ns, 0, 0, 0))
+            worker.spans.append(
+                (trainer.now, trainer.now + self.spec.worker_boot_ns, self.spec.worker_boot_ns, 0, 0, 0)
+            )
 
     def begin(self) -> None:
         self.epochs += 1
@@ -309,8 +315,8 @@ class _Iterator:
         on_cpu = service.on_cpu_ns + spec.collate_ns
         others = round(service.on_cpu_ns * (service.threads - 1))
         process.note(Kind.FETCH, t0, t1, worker_1, idx, spec.collate_ns, on_cpu, service.run_queue_ns)
-        slowest = service.wall_ns // spec.batch_size
-        process.note(Kind.SAMPLE, t0, t0 + slowest, worker_1, idx, 0, spec.batch_size, on_cpu + others)
+        num = spec.batch_size or 1
+        process.note(Kind.SAMPLE, t0, t0 + service.wall_ns // num, worker_1, idx, 0, num, on_cpu + others)
         process.spans.append((t0, max(t1, t0 + 1), on_cpu, service.run_queue_ns, others, spec.minor_faults_per_batch))
         return t1
 
@@ -400,7 +406,10 @@ def _sample(t: int, processes: Iterable[Process], host: Machine, how: Sampling) 
     allowed = (host.num_allowed_cpus or 1) * elapsed
     hits = int(how.memory_limit_hits_per_s * elapsed / 1e9)
     cgroup = CgroupSample(
-        usage_ns=busy, throttled_ns=int(how.throttled_frac * elapsed), memory_bytes=how.memory_bytes, memory_limit_hits=hits
+        usage_ns=busy,
+        throttled_ns=int(how.throttled_frac * elapsed),
+        memory_bytes=how.memory_bytes,
+        memory_limit_hits=hits,
     )
     return HostSample(
         t_ns=t, procs=procs, cpu_busy_ns=min(busy, allowed), cpu_idle_ns=max(allowed - busy, 0), machine_busy_ns=busy,
@@ -415,11 +424,14 @@ def _proc(process: Process, t: int, how: Sampling, on_cpu: int, run_queue: int, 
         on_cpu_ns=on_cpu, run_queue_ns=run_queue, others_on_cpu_ns=others, others_run_queue_ns=0,
         user_ns=max(on_cpu + others - system, 0), system_ns=min(system, on_cpu + others), minor_faults=faults,
         major_faults=0, num_allowed_cpus=how.narrow_cpus,
-        private_dirty_bytes=int(how.private_dirty_growth_bytes_per_s * (t - process.born) / 1e9), swap_bytes=how.swap_bytes,
+        private_dirty_bytes=int(how.private_dirty_growth_bytes_per_s * (t - process.born) / 1e9),
+        swap_bytes=how.swap_bytes,
     )  # fmt: skip
 
 
-def write_rundir(rundir: Path, observed_from: Sequence[Trainer], host: Machine | None = None, how: Sampling | None = None) -> Path:
+def write_rundir(
+    rundir: Path, observed_from: Sequence[Trainer], host: Machine | None = None, how: Sampling | None = None
+) -> Path:
     """A whole run directory, as it lies there after the program has ended."""
     host, end = host or machine(), max(trainer.now for trainer in observed_from)
     header = f.RunHeader(

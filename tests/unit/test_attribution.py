@@ -39,7 +39,7 @@ def test_the_parts_of_a_wait_sum_to_it(task, one, other, pin):
 @settings(deadline=None, max_examples=50)
 @given(st.lists(tasks_any, max_size=5), tasks_any, moment, moment)
 def test_the_parts_of_a_queue_sum_to_the_time_in_it(tasks, task, one, other):
-    """What a worker did while a batch queued adds up to the queueing inside the wait, when its fetches do not overlap."""
+    """What a worker did while a batch queued adds up to the queueing inside the wait, if its fetches do not overlap."""
     step = a_step(min(one, other), max(one, other))
     at = 0
     for i, before in enumerate(sorted(tasks, key=lambda t: t.fetch0)):
@@ -133,7 +133,9 @@ def test_values_that_were_not_measured_are_not_numbers():
     trainer = Trainer()
     trainer.train(trainer.loader(num_workers=1, batches=4))
     worker = trainer.workers[0]
-    worker.events = [event._replace(c=f.NONE if event.kind != Kind.TASK else 0, d=f.NONE, e=f.NONE) for event in worker.events]
+    worker.events = [
+        event._replace(c=f.NONE if event.kind != Kind.TASK else 0, d=f.NONE, e=f.NONE) for event in worker.events
+    ]
     for task in worker_tasks(worker.trace()):
         assert task.on_cpu_ns <= task.fetch1 - task.fetch0
         assert task.process_cpu_ns <= task.fetch1 - task.fetch0

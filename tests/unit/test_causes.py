@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.core import analyse as core
 from headrace.core import pipeline, whatif
-from tests.unit.synth import MS, S, US, Sampling, Service, Trainer, machine, observe
+from tests.unit.synth import MS, US, S, Sampling, Service, Trainer, machine, observe
 
 #: From a small tabular batch to a video's.
 batch_ns = st.integers(5, 500).map(lambda ms: ms * MS)
@@ -54,7 +54,9 @@ def test_a_loop_that_hardly_waits_is_compute(body_ns, num_workers, cores, ratio)
     """With workers that keep up, or a fetch below 1.5 % of the step, nothing is to gain from data."""
     fetch = body_ns * max(num_workers, 0.7) * (ratio if num_workers == 0 else 0.5)
     fetch_ns = int(min(fetch, body_ns * 0.8 * max(num_workers, 1)))
-    trainer = run(body_ns, num_workers=num_workers, fetch=Service(on_cpu_ns=fetch_ns // 2, blocked_ns=fetch_ns // 2), batches=200)
+    trainer = run(
+        body_ns, num_workers=num_workers, fetch=Service(on_cpu_ns=fetch_ns // 2, blocked_ns=fetch_ns // 2), batches=200
+    )
     assert finding_of(trainer, machine(cores)).cause == "compute"
 
 
@@ -81,7 +83,7 @@ def test_less_than_two_percent_of_waiting_is_never_a_data_problem(body_ns, num_w
 @few
 @given(batch_ns, st.integers(0, 8), st.integers(1, 64), st.floats(0.1, 0.8))
 def test_blocked_fetches_are_storage_whatever_the_workers(fetch_ns, num_workers, cores, body_frac):
-    """A fetch that is neither on a core nor ready waits for something: storage, with any number of workers and cores."""
+    """A fetch that is neither on a core nor ready waits for something: storage, whatever the workers and cores."""
     service = Service(on_cpu_ns=fetch_ns // 20, blocked_ns=fetch_ns - fetch_ns // 20)
     trainer = run(int(fetch_ns * body_frac / max(num_workers, 1)), num_workers=num_workers, fetch=service)
     assert finding_of(trainer, machine(cores)).cause == "storage"
@@ -91,7 +93,9 @@ def test_blocked_fetches_are_storage_whatever_the_workers(fetch_ns, num_workers,
 @given(batch_ns, st.integers(0, 8), st.floats(0.1, 0.8))
 def test_busy_fetches_beside_idle_cores_need_workers(fetch_ns, num_workers, body_frac):
     """The dataset's code is on a core while others idle: more workers."""
-    trainer = run(int(fetch_ns * body_frac / max(num_workers, 1)), num_workers=num_workers, fetch=Service(on_cpu_ns=fetch_ns))
+    trainer = run(
+        int(fetch_ns * body_frac / max(num_workers, 1)), num_workers=num_workers, fetch=Service(on_cpu_ns=fetch_ns)
+    )
     assert finding_of(trainer, machine(max(2 * num_workers, 4))).cause == "workers"
 
 
@@ -99,7 +103,9 @@ def test_busy_fetches_beside_idle_cores_need_workers(fetch_ns, num_workers, body
 @given(batch_ns, st.integers(1, 8), st.floats(0.05, 0.6))
 def test_busy_fetches_on_all_cores_are_preprocess(fetch_ns, num_workers, body_frac):
     """Every allowed core is at the dataset's code already: the work itself must shrink."""
-    trainer = run(int(fetch_ns * body_frac / num_workers), num_workers=num_workers, fetch=Service(on_cpu_ns=fetch_ns))
+    # Long enough that the workers' idling at the epoch's end is no matter.
+    service, batches = Service(on_cpu_ns=fetch_ns), 40 * num_workers
+    trainer = run(int(fetch_ns * body_frac / num_workers), num_workers=num_workers, fetch=service, batches=batches)
     assert finding_of(trainer, machine(num_workers)).cause == "preprocess"
 
 
@@ -152,7 +158,9 @@ def test_batches_that_are_long_on_their_way_are_transport(travel_ns, num_workers
     """Quick fetches and a slow way to the trainer: transport, on either side of it."""
     side = "deserialise_ns" if receiving else "serialise_ns"
     step = travel_ns if receiving else travel_ns // num_workers
-    trainer = run(step // 3, num_workers=num_workers, fetch=Service(on_cpu_ns=step // 20), prefetch_factor=1, **{side: travel_ns})
+    trainer = run(
+        step // 3, num_workers=num_workers, fetch=Service(on_cpu_ns=step // 20), prefetch_factor=1, **{side: travel_ns}
+    )
     assert finding_of(trainer).cause == "transport"
 
 
@@ -160,7 +168,14 @@ def test_batches_that_are_long_on_their_way_are_transport(travel_ns, num_workers
 @given(batch_ns, st.integers(1, 8))
 def test_a_pause_at_every_epoch_is_epoch(body_ns, num_workers):
     """Workers that take as long to start as the epoch takes to train."""
-    trainer = run(body_ns, 4, num_workers=num_workers, fetch=Service(on_cpu_ns=body_ns // 4), batches=20, worker_boot_ns=10 * body_ns)
+    trainer = run(
+        body_ns,
+        4,
+        num_workers=num_workers,
+        fetch=Service(on_cpu_ns=body_ns // 4),
+        batches=20,
+        worker_boot_ns=10 * body_ns,
+    )
     finding = finding_of(trainer)
     assert finding.cause == "epoch"
     assert finding.changes[0].what == "persistent_workers"
@@ -210,7 +225,10 @@ def test_copied_pages_are_memory(fetch_ns, num_workers):
     """Workers whose CPU goes into page faults while their private memory grows: memory."""
     faults = int(fetch_ns * 0.6 / 600)
     trainer = run(
-        fetch_ns // num_workers // 4, num_workers=num_workers, fetch=Service(on_cpu_ns=fetch_ns), minor_faults_per_batch=faults
+        fetch_ns // num_workers // 4,
+        num_workers=num_workers,
+        fetch=Service(on_cpu_ns=fetch_ns),
+        minor_faults_per_batch=faults,
     )
     assert finding_of(trainer, machine(16), Sampling(private_dirty_growth_bytes_per_s=200e6)).cause == "memory"
 
@@ -219,7 +237,11 @@ def test_copied_pages_are_memory(fetch_ns, num_workers):
 @given(batch_ns, st.integers(1, 8))
 def test_reclaim_under_a_memory_limit_is_memory(fetch_ns, num_workers):
     """Workers blocked because the cgroup's memory is full: memory, not storage."""
-    trainer = run(fetch_ns // num_workers // 4, num_workers=num_workers, fetch=Service(on_cpu_ns=fetch_ns // 4, blocked_ns=fetch_ns))
+    trainer = run(
+        fetch_ns // num_workers // 4,
+        num_workers=num_workers,
+        fetch=Service(on_cpu_ns=fetch_ns // 4, blocked_ns=fetch_ns),
+    )
     host = machine(16, memory_limit_bytes=1 << 30)
     how = Sampling(memory_bytes=(1 << 30) - 4096, memory_limit_hits_per_s=50, psi_memory_frac=0.3)
     assert finding_of(trainer, host, how).cause == "memory"

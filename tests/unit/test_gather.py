@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import struct
 import time
 
 import msgspec
@@ -13,7 +14,7 @@ from headrace.errors import RecordError
 from headrace.records import rundir as f
 from headrace.records.run import Run
 from headrace.run.gather import gather, read_traces
-from tests.unit.synth import MS, US, Event, Kind, Service, Trainer, encode, machine, write_rundir
+from tests.unit.synth import MS, US, Kind, Service, Trainer, encode, machine, write_rundir
 
 
 @pytest.fixture
@@ -152,20 +153,22 @@ def test_the_collector_is_as_it_was(rundir):
 def test_a_full_event_file_costs_little_cpu(tmp_path):
     """A file with its whole head and ring is gathered in a few seconds of CPU: no step of it is quadratic."""
     (tmp_path / "run.json").write_bytes(
-        msgspec.json.encode(f.RunHeader(command=[], headrace_version="", headrace_pid=1, started_mono_ns=0, started_unix_ns=0))
+        msgspec.json.encode(
+            f.RunHeader(command=[], headrace_version="", headrace_pid=1, started_mono_ns=0, started_unix_ns=0)
+        )
     )
     start = {"k": "start", "pid": 5, "t_ns": 0}
     loader = {"k": "loader", "loader": 1, "site": "t.py:1", "num_workers": 0}
     lines = [start, loader, {"k": "iter", "iter": 2, "loader": 1, "workers": [], "queue": 0}]
     (tmp_path / "5-0.meta").write_text("\n".join(map(json.dumps, lines)))
-    events = [Event(int(Kind.EPOCH), 0, 0, 2, 1, 0, 0, 0)]
-    for i in range((f.HEAD_EVENTS + f.RING_EVENTS) // 4):
-        t = 1 + i * MS
-        events.append(Event(int(Kind.NEXT), t, t + 100 * US, 2, i, 0, 90 * US, f.NONE))
-        events.append(Event(int(Kind.FETCH), t, t + 90 * US, 0, f.NONE, 0, 80 * US, 0))
-        events.append(Event(int(Kind.BACKWARD), t + 200 * US, t + 500 * US, 0, 0, 0, 0, 0))
-        events.append(Event(int(Kind.OPTIMIZER), t + 500 * US, t + 900 * US, 0, 0, 0, 0, 0))
-    (tmp_path / "5-0.ev").write_bytes(encode(events))
+    pack, num = struct.Struct("<8Q").pack, f.HEAD_EVENTS + f.RING_EVENTS
+    step = (
+        (Kind.NEXT, 0, 100 * US, 2, 0, 0, 90 * US, f.NONE), (Kind.FETCH, 0, 90 * US, 0, f.NONE, 0, 80 * US, 0),
+        (Kind.BACKWARD, 200 * US, 500 * US, 0, 0, 0, 0, 0), (Kind.OPTIMIZER, 500 * US, 900 * US, 0, 0, 0, 0, 0),
+    )  # fmt: skip
+    body = [pack(kind, i * MS + t0, i * MS + t1, *rest) for i in range(1, num // 4 + 1) for kind, t0, t1, *rest in step]
+    head = struct.pack("<2Q", f.EVENT_MAGIC, num).ljust(f.EVENT_HEADER_BYTES, b"\0")
+    (tmp_path / "5-0.ev").write_bytes(head + b"".join(body))
     before = time.process_time()
     run = gather(tmp_path)
     assert run.processes[0].loaders[0].num_steps == 98_304

@@ -55,10 +55,15 @@ def test_rates_are_means_over_the_span():
     rows = [
         HostSample(
             t_ns=t * S, cpu_idle_ns=3 * t * S, cpu_busy_ns=t * S, machine_busy_ns=2 * t * S, psi_io_ns=t * S // 4,
-            cgroup=CgroupSample(usage_ns=t * S, throttled_ns=t * S // 10, memory_limit_hits=7 * t, memory_bytes=t * 100),
+            cgroup=CgroupSample(
+                usage_ns=t * S, throttled_ns=t * S // 10, memory_limit_hits=7 * t, memory_bytes=t * 100
+            ),
             procs=[
                 proc(1, on_cpu_ns=t * S // 2, run_queue_ns=t * S // 5, user_ns=t * S // 2),
-                proc(2, on_cpu_ns=t * S // 4, major_faults=3 * t, user_ns=t * S // 8, system_ns=t * S // 8, num_allowed_cpus=2),
+                proc(
+                    2, on_cpu_ns=t * S // 4, major_faults=3 * t, num_allowed_cpus=2,
+                    user_ns=t * S // 8, system_ns=t * S // 8,
+                ),
             ],
         )
         for t in range(5)
@@ -84,7 +89,9 @@ def test_rates_are_means_over_the_span():
 
 def test_a_worker_counts_from_its_first_sample_and_to_its_last():
     """Workers that come and go add what they did while they were seen."""
-    rows = [HostSample(t_ns=t * S, procs=[proc(10 + t, on_cpu_ns=5 * S), proc(11 + t, on_cpu_ns=2 * S)]) for t in range(4)]
+    rows = [
+        HostSample(t_ns=t * S, procs=[proc(10 + t, on_cpu_ns=5 * S), proc(11 + t, on_cpu_ns=2 * S)]) for t in range(4)
+    ]
     facts = facts_of(rows, machine(), workers=range(10, 20))
     assert facts.worker_on_cpu_cores == pytest.approx(3 * 3 / 3)
 

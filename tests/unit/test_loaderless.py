@@ -15,7 +15,10 @@ DATA = ["a/numpy/_core/memmap.py:9|memmap", "*gpt.py:31|get_batch", "*gpt.py:90|
 
 
 def judged(num_steps=50, rows=(), lines=None):
-    steps = [Event(int(Kind.OPTIMIZER), ZERO_NS + i * 20 * MS, ZERO_NS + i * 20 * MS + 5, 0, 0, 0, 0, 0) for i in range(num_steps)]
+    steps = [
+        Event(int(Kind.OPTIMIZER), ZERO_NS + i * 20 * MS, ZERO_NS + i * 20 * MS + 5, 0, 0, 0, 0, 0)
+        for i in range(num_steps)
+    ]
     meta = [{"k": "stacks", "fetch": False, "rows": [list(row) for row in rows]}] if lines is None else lines
     trace = Trace({"pid": 5}, meta, EventFile(5, 0, 0, steps, 0))
     run = Run(headrace="0", command=[], ended="exit", processes=[Process(pid=5)])

@@ -48,7 +48,11 @@ def trainers(draw):
             pin_ns=draw(st.none() | small),
         )  # fmt: skip
 
-    train, body, shape = loader("t.py:1"), draw(small), draw(st.sampled_from(["plain", "between", "inside", "zip", "break"]))
+    train, body, shape = (
+        loader("t.py:1"),
+        draw(small),
+        draw(st.sampled_from(["plain", "between", "inside", "zip", "break"])),
+    )
     other = None if shape in ("plain", "break") else loader("o.py:1")
     for _ in range(draw(st.integers(1, 3))):
         batches = iter(zip(train, other, strict=False)) if shape == "zip" else iter(train)
@@ -85,7 +89,9 @@ def test_shares_of_time_sum_to_one(trainer):
 def test_steady_stall_leaves_epoch_starts_out(num_workers):
     """Workers that are slow to start cost the epoch, not the steady steps."""
     trainer = Trainer()
-    loader = trainer.loader(num_workers=num_workers, fetch=Service(on_cpu_ns=2 * MS), worker_boot_ns=900 * MS, batches=30)
+    loader = trainer.loader(
+        num_workers=num_workers, fetch=Service(on_cpu_ns=2 * MS), worker_boot_ns=900 * MS, batches=30
+    )
     trainer.train(loader, epochs=3)
     facts = facts_of(trainer)["train.py:10"]
     assert facts.steady_stall_frac == pytest.approx(0, abs=0.02)
@@ -177,7 +183,9 @@ def test_a_queued_batch_is_charged_to_what_its_worker_did():
 def test_threads_of_a_pool_are_not_blocked_time():
     """While other threads of the worker work for the fetch, its waiting main thread is not blocked."""
     trainer = Trainer()
-    trainer.train(trainer.loader(num_workers=1, fetch=Service(on_cpu_ns=10 * MS, blocked_ns=10 * MS, threads=2.0)), body_ns=1 * MS)
+    trainer.train(
+        trainer.loader(num_workers=1, fetch=Service(on_cpu_ns=10 * MS, blocked_ns=10 * MS, threads=2.0)), body_ns=1 * MS
+    )
     assert facts_of(trainer)["train.py:10"].fetch_split["blocked"] == pytest.approx(0, abs=0.01)
 
 

@@ -19,7 +19,7 @@ def views_of(trainer):
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_steps_follow_each_other_without_a_gap(num_workers, persistent):
-    """A pass is a chain of steps: each begins where the one before ended; only the first of a pass is no steady step."""
+    """A pass is a chain of steps: each begins where the one before ended; only a first one is not steady."""
     trainer = Trainer()
     trainer.train(trainer.loader(num_workers=num_workers, persistent_workers=persistent, batches=9), epochs=3)
     (view,) = loader_views(trainer.trace())

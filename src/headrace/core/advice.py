@@ -57,9 +57,17 @@ def _first_things_first(facts: Facts) -> list[Change]:
         return []
     found = []
     if info.get("guard") is False:
-        found.append(Change(what="main guard", to="if __name__ == '__main__':", line="if __name__ == '__main__':\n    main()"))
+        found.append(
+            Change(what="main guard", to="if __name__ == '__main__':", line="if __name__ == '__main__':\n    main()")
+        )
     if info.get("pickles") is False:
-        found.append(Change(what="picklable dataset", to="module level", line="# move the dataset, collate_fn and their functions to module level"))
+        found.append(
+            Change(
+                what="picklable dataset",
+                to="module level",
+                line="# move the dataset, collate_fn and their functions to module level",
+            )
+        )
     return found
 
 
@@ -67,7 +75,9 @@ def _storage(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Ch
     found = [] if _on_lock(hotspots) else _workers(facts, verdict, hotspots)
     where = _where(hotspots)
     without = whatif.gain(facts, change=_without_blocked)
-    found.append(_change("blocking in the dataset", without, f"# {where}: stage it locally, pack it into shards, or cache it"))
+    found.append(
+        _change("blocking in the dataset", without, f"# {where}: stage it locally, pack it into shards, or cache it")
+    )
     return found
 
 
@@ -90,7 +100,15 @@ def _preprocess(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list
     share = top.share_frac if top else 0.5
     where = f"{top.site} ({top.function})" if top else "the dataset's slowest function"
     gain = whatif.gain(facts, change=lambda base: _scale_cpu(base, 1.0 - share))
-    found = [_change("work per sample", gain, f"# {where}: do it once and store the result, or use a faster one", 1.0, round(1 - share, 3))]
+    found = [
+        _change(
+            "work per sample",
+            gain,
+            f"# {where}: do it once and store the result, or use a faster one",
+            1.0,
+            round(1 - share, 3),
+        )
+    ]
     free = whatif.gain(facts, change=lambda base: _scale_cpu(base, 0.05))
     found.append(_change("all work per sample", free, "# store the samples decoded and resized", 1.0, 0.05))
     best = whatif.best_workers(facts)
@@ -114,7 +132,11 @@ def _oversubscribed(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> 
     if verdict.detail == "workers":
         fewer = fewer_gain(facts)
         number = max(int(whatif.cores(facts)), 1)
-        return [_change("num_workers", fewer, dataloader_line(facts.view.info, num_workers=number), facts.num_workers, number)]
+        return [
+            _change(
+                "num_workers", fewer, dataloader_line(facts.view.info, num_workers=number), facts.num_workers, number
+            )
+        ]
     line = "# raise the CPU limit: docker --cpus, resources.limits.cpu, cpu.max"
     return [_change("CPU quota", quota_gain(facts), line, host.quota_cores, host.allowed_cores)]
 
@@ -146,8 +168,8 @@ def _with_cores(facts: Facts, cores: float, num_blocks: int) -> Gain | None:
 def threads_gain(facts: Facts, num_blocks: int = 8) -> Gain | None:
     """With one thread per worker: the pool's own time vanishes but for what the work needs.
 
-    What a pool wastes (spinning at barriers, switching) cannot be told from its work without an experiment; the time its
-    threads were ready without a core bounds it from above, and the interval says so.
+    What a pool wastes (spinning at barriers, switching) cannot be told from its work without an experiment; the time
+    its threads were ready without a core bounds it from above, and the interval says so.
     """
     pool = pool_frac(facts)
     if pool <= 0:
@@ -218,7 +240,11 @@ def repeated_batches(facts: Facts) -> set[int]:
 def _collate(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
     name = facts.view.info.get("collate") or "collate_fn"
     gain = whatif.gain(facts, change=lambda base: dataclasses.replace(base, collate_ns=0.0))
-    return [_change("collate_fn", gain, f"# {name}: build one array per field and fill it by slices, no Python loop per element")]
+    return [
+        _change(
+            "collate_fn", gain, f"# {name}: build one array per field and fill it by slices, no Python loop per element"
+        )
+    ]
 
 
 def _transport(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
@@ -227,7 +253,15 @@ def _transport(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[
     num_bytes = stats.mean([float(t.num_bytes or 0) for t in sizes]) if sizes else 0.0
     if tensors > 16 and tensors * whatif.NS_PER_TENSOR > num_bytes * whatif.SERIALISE_NS_PER_BYTE:
         gain = whatif.gain(facts, change=_scale_transport(1.5 / tensors))
-        return [_change("tensors per batch", gain, "# collate_fn: concatenate into one tensor and split it in the training loop", round(tensors), 1)]
+        return [
+            _change(
+                "tensors per batch",
+                gain,
+                "# collate_fn: concatenate into one tensor and split it in the training loop",
+                round(tensors),
+                1,
+            )
+        ]
     gain = whatif.gain(facts, change=_scale_transport(0.25))
     line = "# send uint8 and convert on the device: x.to(device).float().div_(255)"
     return [_change("bytes per batch", gain, line, round(num_bytes), round(num_bytes / 4))]
@@ -235,7 +269,12 @@ def _transport(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[
 
 def _scale_transport(factor: float) -> Callable[[Measured], Measured]:
     def change(base: Measured) -> Measured:
-        return dataclasses.replace(base, serialise_ns=base.serialise_ns * factor, serve_ns=base.serve_ns * factor, deserialise_ns=base.deserialise_ns * factor)
+        return dataclasses.replace(
+            base,
+            serialise_ns=base.serialise_ns * factor,
+            serve_ns=base.serve_ns * factor,
+            deserialise_ns=base.deserialise_ns * factor,
+        )
 
     return change
 
@@ -258,7 +297,13 @@ def _straggler(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[
     found.sort(key=lambda change: -(change.speedup or 0.0))
     slow = max(facts.tasks, key=lambda task: task.slowest_ns, default=None)
     if slow is not None and slow.slowest_index is not None and slow.slowest_ns:
-        found.append(Change(what="slow sample", from_=slow.slowest_index, line=f"# dataset[{slow.slowest_index}] takes {slow.slowest_ns / 1e6:.0f} ms"))
+        found.append(
+            Change(
+                what="slow sample",
+                from_=slow.slowest_index,
+                line=f"# dataset[{slow.slowest_index}] takes {slow.slowest_ns / 1e6:.0f} ms",
+            )
+        )
     return found
 
 
@@ -266,7 +311,11 @@ def _epoch(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Chan
     if facts.num_workers and not facts.view.info.get("persistent_workers"):
         line = dataloader_line(facts.view.info, persistent_workers=True)
         return [_change("persistent_workers", persistent_gain(facts), line, False, True)]
-    return [_change("work at iter()", whatif.removed(facts, facts.epoch_excess_ns), "# open the dataset once, not in __iter__")]
+    return [
+        _change(
+            "work at iter()", whatif.removed(facts, facts.epoch_excess_ns), "# open the dataset once, not in __iter__"
+        )
+    ]
 
 
 def persistent_gain(facts: Facts) -> Gain:
@@ -296,7 +345,11 @@ def _memory(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Cha
 def _outside(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
     gain = whatif.removed(facts, facts.parts_ns["outside"])
     what = "checkpoints" if facts.save_ns > 0.5 * facts.parts_ns["outside"] else "pauses between steps"
-    line = "# less often, or in the background" if what == "checkpoints" else "# evaluate and log less often, or in the background"
+    line = (
+        "# less often, or in the background"
+        if what == "checkpoints"
+        else "# evaluate and log less often, or in the background"
+    )
     return [_change(what, gain, line)]
 
 
@@ -310,7 +363,11 @@ def _copy(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Chang
 
 
 def _sync(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
-    return [_change("waits for the device", whatif.removed(facts, facts.parts_ns["sync"], 0.9), "# .item() every n steps only")]
+    return [
+        _change(
+            "waits for the device", whatif.removed(facts, facts.parts_ns["sync"], 0.9), "# .item() every n steps only"
+        )
+    ]
 
 
 _BY_CAUSE: dict[str, Callable[[Facts, Verdict, list[Hotspot]], list[Change]]] = {

@@ -183,7 +183,9 @@ def _finding(one: Judged) -> Finding:
     if verdict.runner_up is not None:
         finding.runner_up = RunnerUp(cause=verdict.runner_up, share_frac=round(verdict.runner_share_frac, 6))
     if verdict.between is not None:
-        finding.separate_with = "headrace run --steps 200 with num_workers=0, which shows the fetch in the trainer itself"
+        finding.separate_with = (
+            "headrace run --steps 200 with num_workers=0, which shows the fetch in the trainer itself"
+        )
     return finding
 
 
@@ -251,5 +253,3 @@ def overhead(observed: Observed, sampler_cpu_ns: int | None, duration_ns: int | 
     if sampler_cpu_ns is not None and duration_ns:
         out.sampler_cores = sampler_cpu_ns / duration_ns
     return out
-
-

@@ -153,7 +153,7 @@ class TaskIndex:
         return waiting
 
     def of(self, step: Step) -> Task | None:
-        task = self.by_key.get((step.iter_id, step.resumes, step.task))
+        task = self.by_key.get((step.iter_id, step.resumes, step.task)) if self.by_key else None
         if task is not None or not self.own:
             return task
         at = bisect.bisect_left(self.own_starts, step.wait0)
@@ -205,7 +205,7 @@ def _stages(task: Task, pin: bool) -> list[tuple[str, int]]:
 
 
 def queued_behind(step: Step, task: Task, tasks: list[Task]) -> dict[str, int]:
-    """What the worker of a queued batch did meanwhile: ``fetch`` and ``collate`` of earlier batches, else ``transport``.
+    """What the worker of a queued batch did meanwhile: ``fetch``, ``collate`` of earlier batches, else ``transport``.
 
     Args:
         step: the step whose batch was queued.

@@ -44,7 +44,7 @@ def decide(facts: Facts, rank_share_frac: float = 0.0, gain_of: dict[str, float]
     Args:
         facts: what was measured.
         rank_share_frac: share of the time in which this rank waited for a later one.
-        gain_of: predicted speed-ups that the rules ask for: ``quota``, ``affinity``, ``threads``, ``fewer`` (1.0 = none).
+        gain_of: predicted speed-ups the rules ask for, 1.0 = none: ``quota``, ``affinity``, ``threads``, ``fewer``.
     """
     gains = gain_of or {}
     shares = _shares(facts, rank_share_frac, gains)
@@ -110,7 +110,7 @@ def _device_shares(facts: Facts) -> dict[CauseName, tuple[float, str]]:
 
 
 def _cpu_step_loss(facts: Facts, gains: dict[str, float]) -> float | None:
-    """A throttled or crowded trainer loses time in the step itself: the share that lifting the limit would give back."""
+    """A throttled or crowded trainer loses time in the step itself: the share that lifting the limit would give."""
     queue = facts.body_run_queue_frac * facts.share(facts.parts_ns["step"])
     if _limited(facts) and gains.get("quota", 1.0) >= 1.05:
         return max(queue, 0.0)
@@ -180,7 +180,9 @@ def pool_frac(facts: Facts) -> float:
 
 def _limited(facts: Facts) -> bool:
     host = facts.host
-    return bool(host.quota_cores) and ((host.throttled_frac or 0.0) > 0.05 or (host.quota_used_frac or 0.0) > SATURATED_FRAC)
+    return bool(host.quota_cores) and (
+        (host.throttled_frac or 0.0) > 0.05 or (host.quota_used_frac or 0.0) > SATURATED_FRAC
+    )
 
 
 def _narrow(facts: Facts) -> bool:
@@ -193,7 +195,9 @@ def _narrow(facts: Facts) -> bool:
 def _pressed(facts: Facts) -> bool:
     host = facts.host
     near = (host.memory_used_frac or 0.0) > 0.95 and (host.memory_limit_hits_per_s or 0.0) > 1.0
-    return near or (host.psi_memory_frac or 0.0) > 0.15 or bool(host.swap_bytes and (host.major_faults_per_s or 0.0) > 50)
+    return (
+        near or (host.psi_memory_frac or 0.0) > 0.15 or bool(host.swap_bytes and (host.major_faults_per_s or 0.0) > 50)
+    )
 
 
 def _core_idled(facts: Facts) -> bool:

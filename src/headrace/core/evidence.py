@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..records.run import Evidence, Hotspot
 from . import stats
 from .causes import Verdict, memory_frac, pool_frac, straggler_frac
 from .measure import Facts
+
+#: (name, value, unit)
+_Row = tuple[str, float | int | str | None, str]
 
 _SENTENCE = {
     "storage": "the dataset is blocked",
@@ -61,57 +66,103 @@ def rows(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Eviden
         ("run_queue", "fetch in the run queue"),
     ):
         add(label, split.get(name), "frac")
-    if verdict.cause == "straggler":
-        fetches = [float(task.fetch1 - task.fetch0) for task in facts.tasks]
-        add("fetch p50", stats.median(fetches), "ns")
-        add("fetch max", max(fetches), "ns")
-        add("wait for slow batches", facts.slow_wait_frac, "frac")
-        add("wait that only order causes", straggler_frac(facts), "frac")
-    if verdict.cause == "transport":
-        sizes = [task for task in facts.tasks if task.num_bytes is not None]
-        if sizes:
-            add("bytes per batch", round(stats.mean([float(t.num_bytes or 0) for t in sizes])), "bytes")
-            add("tensors per batch", round(stats.mean([float(t.num_tensors or 0) for t in sizes])), "count")
-    if verdict.cause == "epoch":
-        add("epochs seen", len(facts.view.passes), "count")
-        add("pause per epoch", facts.epoch_excess_ns / max(len(facts.view.passes), 1), "ns")
-    if verdict.cause == "outside":
-        add("pauses inside epochs", facts.num_pauses, "count")
-        add("time between epochs", facts.share(facts.gap_ns), "frac")
-        add("time in validation loops", facts.share(facts.nested_ns), "frac")
-        add("time in torch.save", facts.share(facts.save_ns), "frac")
-    if verdict.cause == "memory":
-        add("CPU in page faults", memory_frac(facts), "frac")
-        add("private memory growth", host.private_dirty_growth_bytes_per_s, "bytes/s")
-        add("memory used of limit", host.memory_used_frac, "frac")
-        add("memory limit hits", host.memory_limit_hits_per_s, "1/s")
-        add("memory pressure (PSI)", host.psi_memory_frac, "frac")
-    if verdict.cause == "oversubscribed":
-        add("CPU quota", host.quota_cores, "cores")
-        add("throttled", host.throttled_frac, "frac")
-        add("allowed CPUs", host.narrow_cpus, "count")
-        add("CPUs of the machine", host.machine_cores, "count")
-        add("threads per worker", host.worker_threads, "count")
-        add("fetch CPU in thread pools", pool_frac(facts), "frac")
+    own = _OWN_ROWS.get(verdict.cause)
+    for row in own(facts) if own else ():
+        add(*row)
     add("idle cores", host.idle_cores, "cores")
     add("allowed cores", host.allowed_cores, "cores")
     add("cores used by the job", host.job_cores, "cores")
     add("cores used by others", host.outside_cores, "cores")
-    if verdict.cause == "storage":
-        add("read from storage", host.read_bytes_per_s, "bytes/s")
-        add("read, page cache included", host.rchar_bytes_per_s, "bytes/s")
-        add("major faults", host.major_faults_per_s, "1/s")
-        add("I/O pressure (PSI)", host.psi_io_frac, "frac")
-        blocked = [spot for spot in hotspots if spot.state != "running"]
-        if blocked:
-            add("blocked on", blocked[0].state, "text")
-            add("blocked at", f"{blocked[0].site} {blocked[0].function}", "text")
-    if verdict.cause in ("preprocess", "workers"):
-        running = [spot for spot in hotspots if spot.state == "running"]
-        if running:
-            add(
-                "hottest",
-                f"{running[0].share_frac:.0%} in {running[0].what or running[0].function} at {running[0].site}",
-                "text",
-            )
+    for row in _seen_in_stacks(verdict.cause, hotspots):
+        add(*row)
     return out
+
+
+def _straggler(facts: Facts) -> list[_Row]:
+    fetches = [float(task.fetch1 - task.fetch0) for task in facts.tasks]
+    return [
+        ("fetch p50", stats.median(fetches), "ns"),
+        ("fetch max", max(fetches), "ns"),
+        ("wait for slow batches", facts.slow_wait_frac, "frac"),
+        ("wait that only order causes", straggler_frac(facts), "frac"),
+    ]
+
+
+def _transport(facts: Facts) -> list[_Row]:
+    sizes = [task for task in facts.tasks if task.num_bytes is not None]
+    if not sizes:
+        return []
+    return [
+        ("bytes per batch", round(stats.mean([float(task.num_bytes or 0) for task in sizes])), "bytes"),
+        ("tensors per batch", round(stats.mean([float(task.num_tensors or 0) for task in sizes])), "count"),
+    ]
+
+
+def _epoch(facts: Facts) -> list[_Row]:
+    num = len(facts.view.passes)
+    return [("epochs seen", num, "count"), ("pause per epoch", facts.epoch_excess_ns / max(num, 1), "ns")]
+
+
+def _outside(facts: Facts) -> list[_Row]:
+    return [
+        ("pauses inside epochs", facts.num_pauses, "count"),
+        ("time between epochs", facts.share(facts.gap_ns), "frac"),
+        ("time in validation loops", facts.share(facts.nested_ns), "frac"),
+        ("time in torch.save", facts.share(facts.save_ns), "frac"),
+    ]
+
+
+def _memory(facts: Facts) -> list[_Row]:
+    host = facts.host
+    return [
+        ("CPU in page faults", memory_frac(facts), "frac"),
+        ("private memory growth", host.private_dirty_growth_bytes_per_s, "bytes/s"),
+        ("memory used of limit", host.memory_used_frac, "frac"),
+        ("memory limit hits", host.memory_limit_hits_per_s, "1/s"),
+        ("memory pressure (PSI)", host.psi_memory_frac, "frac"),
+    ]
+
+
+def _oversubscribed(facts: Facts) -> list[_Row]:
+    host = facts.host
+    return [
+        ("CPU quota", host.quota_cores, "cores"),
+        ("throttled", host.throttled_frac, "frac"),
+        ("allowed CPUs", host.narrow_cpus, "count"),
+        ("CPUs of the machine", host.machine_cores, "count"),
+        ("threads per worker", host.worker_threads, "count"),
+        ("fetch CPU in thread pools", pool_frac(facts), "frac"),
+    ]
+
+
+def _storage(facts: Facts) -> list[_Row]:
+    host = facts.host
+    return [
+        ("read from storage", host.read_bytes_per_s, "bytes/s"),
+        ("read, page cache included", host.rchar_bytes_per_s, "bytes/s"),
+        ("major faults", host.major_faults_per_s, "1/s"),
+        ("I/O pressure (PSI)", host.psi_io_frac, "frac"),
+    ]
+
+
+_OWN_ROWS: dict[str, Callable[[Facts], list[_Row]]] = {
+    "straggler": _straggler,
+    "transport": _transport,
+    "epoch": _epoch,
+    "outside": _outside,
+    "memory": _memory,
+    "oversubscribed": _oversubscribed,
+    "storage": _storage,
+}
+
+
+def _seen_in_stacks(cause: str, hotspots: list[Hotspot]) -> list[_Row]:
+    """What the hottest sampled line waits for, or does, where that bears on the cause."""
+    blocked = next((spot for spot in hotspots if spot.state != "running"), None)
+    running = next((spot for spot in hotspots if spot.state == "running"), None)
+    if cause == "storage" and blocked is not None:
+        return [("blocked on", blocked.state, "text"), ("blocked at", f"{blocked.site} {blocked.function}", "text")]
+    if cause in ("preprocess", "workers") and running is not None:
+        text = f"{running.share_frac:.0%} in {running.what or running.function} at {running.site}"
+        return [("hottest", text, "text")]
+    return []

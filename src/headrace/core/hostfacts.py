@@ -227,7 +227,8 @@ def _gpu(facts: HostFacts, inside: list[HostSample]) -> None:
         for gpu in looks
         if gpu.pcie_gen and gpu.pcie_width and gpu.pcie_gen_max and gpu.pcie_width_max and (gpu.util_frac or 0.0) > 0.2
     ]
-    facts.gpu_link_frac = max(links) if links else None  # an idle link sleeps in generation 1: only the best look counts
+    # An idle link sleeps in generation 1: only the best look counts.
+    facts.gpu_link_frac = max(links) if links else None
     slowed: dict[int, list[int]] = {}
     for gpu in looks:
         total = (gpu.throttled_power_ns or 0) + (gpu.throttled_thermal_ns or 0)

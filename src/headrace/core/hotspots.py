@@ -13,8 +13,10 @@ _MOST = 6
 _LOCK_FILES = ("threading.py", "queue.py", "synchronize.py", "connection.py")
 #: What a library's frame means to the person who reads the report.
 _NAMES = (
-    ("PIL/ImageFile.py", "PIL image decode"), ("PIL/Image.py", "PIL image operation"), ("torchvision/", "torchvision transform"),
-    ("cv2", "OpenCV"), ("numpy/", "numpy"), ("torch/utils/data/_utils/collate.py", "default_collate"), ("torch/", "torch"),
+    ("PIL/ImageFile.py", "PIL image decode"), ("PIL/Image.py", "PIL image operation"),
+    ("torchvision/", "torchvision transform"), ("cv2", "OpenCV"), ("numpy/", "numpy"),
+    ("torch/utils/data/_utils/collate.py", "default_collate"),
+    ("torch/", "torch"),
     ("pandas/", "pandas"), ("json/", "json"), ("pickle.py", "pickle"), ("sqlite3", "sqlite"), ("h5py/", "HDF5"),
 )  # fmt: skip
 

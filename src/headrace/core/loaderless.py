@@ -1,7 +1,8 @@
-"""Training loops without any DataLoader: optimizer steps bound the steps, sampled stacks name what runs between. Pure."""
+"""Training loops without any DataLoader: optimizer steps bound the steps, stacks name what runs between. Pure."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from ..records.run import CauseName, Change, Evidence, Finding, Hotspot, Loader, Run, RunnerUp, Series, StepNs, TimeFrac
@@ -36,7 +37,7 @@ def add(run: Run, observed: core.Observed) -> None:
 
 def _loader(trace: Trace, observed: core.Observed) -> Loader:
     steps = trace.of(EventKind.OPTIMIZER)
-    times = [float(b.t1 - a.t1) for a, b in zip(steps, steps[1:], strict=False)]
+    times = [float(b.t1 - a.t1) for a, b in itertools.pairwise(steps)]
     lines = [line for line in trace.lines("stacks") if not line.get("fetch")]
     between = _between(lines)
     share = between["share"]
@@ -100,7 +101,7 @@ def _finding(between: dict[str, Any]) -> Finding:
     if share < 0.1:
         return Finding(
             cause="compute", stall_frac=share, confidence="medium", share_frac=1 - share, evidence=rows,
-            summary=f"Nothing to gain from data: {1 - share:.0%} of the sampled time is in model, backward and optimizer.",
+            summary=f"Nothing to gain from data: {1 - share:.0%} of the time is in model, backward and optimizer.",
         )  # fmt: skip
     blocked = between["blocked"] > 0.5
     cause: CauseName = "storage" if blocked else "preprocess"
@@ -113,5 +114,5 @@ def _finding(between: dict[str, Any]) -> Finding:
     return Finding(
         cause=cause, stall_frac=share, share_frac=share, confidence="medium", evidence=rows, changes=[change],
         summary=f"{share:.0%} of the time: no DataLoader; {what} runs between the optimizer's steps.",
-        runner_up=RunnerUp(cause=other, share_frac=round(share * (1 - between["blocked"] if blocked else between["blocked"]), 4)),
+        runner_up=RunnerUp(cause=other, share_frac=round(share * min(between["blocked"], 1 - between["blocked"]), 4)),
     )  # fmt: skip

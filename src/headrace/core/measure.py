@@ -21,7 +21,7 @@ SLOW_FACTOR = 2.5
 
 @dataclasses.dataclass
 class Facts:
-    """What was measured of one loader in one process. Times in ns over the whole observed span unless said otherwise."""
+    """What was measured of one loader in one process. Times in ns over the whole observed span, unless said."""
 
     view: LoaderView
     host: HostFacts

@@ -86,9 +86,7 @@ def _trainer_rows(rows: list[_Row], trace: Trace, view: LoaderView, since: int) 
             continue
         rows.append((0, "wait", step.wait0, step.wait_ns, i))
         rows.append((0, "step", step.wait1, step.body_ns, i))
-    for one in view.passes:
-        if one.iter_ns:
-            rows.append((0, "epoch", one.begin, one.iter_ns, -1))
+    rows.extend((0, "epoch", one.begin, one.iter_ns, -1) for one in view.passes if one.iter_ns)
     for kind, name in _SPANS:
         rows.extend((0, name, event.t0, event.dur_ns, -1) for event in trace.of(kind) if since <= event.t0 < end)
 

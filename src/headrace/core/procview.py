@@ -10,9 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.core import procshare
-from headrace.core.procshare import Host, Share
+from headrace.core.procevidence import (
+    Job,
+    data_wait_frac,
+    evidence,
+    fetch_wait_frac,
+    foreign_cores,
+    main_wait,
+    num_allowed_cpus,
+)
+from headrace.core.procshare import Share
 from headrace.core.units import percent
-from headrace.records.run import CauseName, Change, Confidence, Evidence, Finding, Loader, RunnerUp
+from headrace.records.run import CauseName, Change, Confidence, Finding, Loader, RunnerUp
 from headrace.records.rundir import HostSample, Machine
 
 Looks = Mapping[int, Sequence[str | None]]
@@ -21,27 +30,7 @@ Looks = Mapping[int, Sequence[str | None]]
 _MIN_SHARE = 0.10
 #: A GPU that runs this much is the limit; gaps shorter than NVML's window of 1/6 s can still hide in it.
 _GPU_FULL = 0.90
-#: Workers that are on a core, ready or in a read for this much of the time are never ahead of the trainer.
-_SATURATED = 0.85
 _SEPARATE = "headrace run COMMAND..."
-#: Waits of a worker that are its dataset's: the others (a pipe) are for work to do.
-_FETCH_WAITS = ("file", "socket", "fault", "sleep", "lock")
-
-
-@dataclass(frozen=True)
-class Job:
-    """A trainer, its workers and the machine, over one window."""
-
-    trainer: Share
-    workers: list[Share]
-    host: Host
-    machine: Machine
-    #: Whether it was looked at what the threads are blocked on.
-    looked: bool
-
-    def mean(self, fracs: Sequence[float]) -> float:
-        """The mean over the workers; 0 without any."""
-        return sum(fracs) / len(fracs) if fracs else 0.0
 
 
 @dataclass(frozen=True)
@@ -136,7 +125,7 @@ def _finding(job: Job) -> Finding:
         confidence=verdict.confidence,
         summary=verdict.summary,
         share_frac=verdict.share_frac,
-        evidence=_evidence(job),
+        evidence=evidence(job),
         runner_up=verdict.runner_up,
         changes=verdict.changes,
         between=verdict.between,
@@ -179,32 +168,6 @@ def _by_memory(job: Job) -> Verdict | None:
 # ------------------------------------------------------------------------------------------------ with workers
 
 
-def data_wait_frac(job: Job) -> float | None:
-    """The share of the time in which the trainer waits for its workers; None when that can not be seen.
-
-    It reads its batches from a pipe, or waits on a lock for the pin thread; a GPU that runs meanwhile bounds it.
-    """
-    waiting = job.trainer.waiting("pipe")
-    if _busy(job) >= _SATURATED:
-        waiting += job.trainer.waiting("lock")
-        if not job.looked:
-            waiting = job.trainer.blocked_frac
-    elif not job.looked:
-        return None
-    util = job.host.gpu_util_frac
-    return waiting if util is None else min(waiting, 1.0 - util)
-
-
-def _busy(job: Job) -> float:
-    """How much of the time the mean worker works on a batch: on a core, ready for one, or in a wait of its dataset."""
-    return job.mean([min(w.busy_frac + _fetch_wait(w), 1.0) for w in job.workers])
-
-
-def _fetch_wait(part: Share) -> float:
-    """Blocked time that is the dataset's: seen in the looks, else only what the kernel calls a disk wait."""
-    return part.waiting(*_FETCH_WAITS) if part.waits else min(part.disk_frac, part.blocked_frac)
-
-
 def _by_workers(job: Job) -> Verdict:
     wait = data_wait_frac(job)
     if wait is None:
@@ -213,7 +176,7 @@ def _by_workers(job: Job) -> Verdict:
         return _not_the_data(job)
     on_cpu = job.mean([w.on_cpu_frac for w in job.workers])
     run_queue = job.mean([w.run_queue_frac for w in job.workers])
-    fetch_wait = job.mean([_fetch_wait(w) for w in job.workers])
+    fetch_wait = job.mean([fetch_wait_frac(w) for w in job.workers])
     total = on_cpu + run_queue + fetch_wait
     if total < 0.3:
         return _idle_workers(wait)
@@ -238,21 +201,11 @@ def _by_workers(job: Job) -> Verdict:
 
 
 def _storage(job: Job) -> Verdict:
-    wait = job.mean([_fetch_wait(w) for w in job.workers])
-    where = _main_wait(job.workers)
+    wait = job.mean([fetch_wait_frac(w) for w in job.workers])
+    where = main_wait(job.workers)
     what = f"They are blocked {percent(wait)} of the time" + (f", most in: {where}." if where else ".")
     change = Change(what="bring the data nearer (local disk, fewer and larger files), or read more of it at once")
     return Verdict("storage", wait, "medium", what, changes=[change])
-
-
-def _main_wait(parts: Sequence[Share]) -> str | None:
-    """The wait of the datasets that takes the most time, in its own words."""
-    totals: dict[str, float] = {}
-    for part in parts:
-        for text, frac in part.words.items():
-            if procshare.kind_of(text) in _FETCH_WAITS:
-                totals[text] = totals.get(text, 0.0) + frac
-    return max(totals, key=lambda text: totals[text]) if totals else None
 
 
 def _on_core(job: Job) -> Verdict:
@@ -275,7 +228,7 @@ def _in_queue(job: Job) -> Verdict:
         return Verdict("oversubscribed", share, "medium", f"{what}: {reason}.", changes=[Change(what=cure)])
     other = RunnerUp(cause="oversubscribed", share_frac=share)
     change = Change(what="make decoding and transforms cheaper, or give the job more cores")
-    foreign = _others(job) or 0.0
+    foreign = foreign_cores(job) or 0.0
     why = f"other programs use {foreign:.1f} of the allowed cores" if foreign >= 0.3 else "all cores are used"
     return Verdict("preprocess", share, "low", f"{what}: {why}.", runner_up=other, changes=[change])
 
@@ -293,7 +246,7 @@ def _crowding(job: Job, parts: Sequence[Share]) -> list[tuple[str, str]]:
     if unused is not None and unused >= 1.0:
         reasons.append(
             (
-                f"the affinity allows {_allowed(job)} of {job.machine.num_cpus} CPUs and others idle",
+                f"the affinity allows {num_allowed_cpus(job)} of {job.machine.num_cpus} CPUs and others idle",
                 "widen the affinity",
             )
         )
@@ -305,14 +258,9 @@ def _crowding(job: Job, parts: Sequence[Share]) -> list[tuple[str, str]]:
     return reasons
 
 
-def _allowed(job: Job) -> int | None:
-    masks = [part.num_allowed_cpus for part in [job.trainer, *job.workers] if part.num_allowed_cpus]
-    return min(masks, default=None)
-
-
 def _cores_outside(job: Job) -> float | None:
     """Idle cores of the machine that the job's affinity keeps it from; None without a narrow affinity."""
-    allowed, everything, busy = _allowed(job), job.machine.num_cpus, job.host.machine_busy_cores
+    allowed, everything, busy = num_allowed_cpus(job), job.machine.num_cpus, job.host.machine_busy_cores
     if allowed is None or everything is None or busy is None or allowed >= everything:
         return None
     return everything - busy - (job.host.idle_cores or 0.0)
@@ -351,7 +299,7 @@ def _by_trainer(job: Job) -> Verdict:
     main = job.trainer
     fetch_wait = main.waiting("file", "socket", "fault") if main.waits else min(main.disk_frac, main.blocked_frac)
     if fetch_wait >= _MIN_SHARE and fetch_wait >= main.on_cpu_frac and fetch_wait >= main.run_queue_frac:
-        where = _main_wait([main])
+        where = main_wait([main])
         what = f"The trainer itself is blocked {percent(fetch_wait)} of the time" + (f" in: {where}." if where else ".")
         change = Change(what="load in worker processes: DataLoader(num_workers=...)")
         sure: Confidence = "medium" if main.waits else "low"
@@ -366,7 +314,7 @@ def _by_trainer(job: Job) -> Verdict:
     what = f"The trainer is blocked {percent(main.blocked_frac)} of the time"
     if main.waiting("sleep", "lock") >= _MIN_SHARE:
         # A pause or a lock can be the dataset's, or how the program waits for its device.
-        tail = f", most in: {_main_wait([main])}."
+        tail = f", most in: {main_wait([main])}."
         return Verdict("unknown", main.blocked_frac, "low", what + tail, between=("storage", "compute"))
     tail = ", on nothing that names the data."
     return Verdict("unknown", main.blocked_frac, "low", what + tail, between=("compute", "outside"))
@@ -385,71 +333,6 @@ def _busy_alone(job: Job) -> Verdict:
     rest: CauseName = "compute" if util is None else "launch"
     tail = "." if util is None else f", the GPU is busy {percent(util)}."
     return Verdict("unknown", main.busy_frac, "low", what + tail, between=("preprocess", rest))
-
-
-# ------------------------------------------------------------------------------------------------ evidence
-
-
-def _evidence(job: Job) -> list[Evidence]:
-    rows = _process_rows("trainer", [job.trainer]) + (_process_rows("workers", job.workers) if job.workers else [])
-    wait = data_wait_frac(job) if job.workers else None
-    if wait is not None:
-        rows.append(Evidence(name="trainer waits for workers (sampled)", value=wait, unit="frac"))
-    where = _main_wait(job.workers or [job.trainer])
-    if where is not None:
-        rows.append(Evidence(name="most blocked on", value=where, unit="text"))
-    return rows + _host_rows(job)
-
-
-def _process_rows(name: str, parts: Sequence[Share]) -> list[Evidence]:
-    count = len(parts)
-    rows = [("num", count, "count")] if name == "workers" else []
-    fracs: list[tuple[str, float | int | None, str]] = [
-        *rows,
-        ("on a core", sum(p.on_cpu_frac for p in parts) / count, "frac"),
-        ("run-queue wait", sum(p.run_queue_frac for p in parts) / count, "frac"),
-        ("blocked", sum(p.blocked_frac for p in parts) / count, "frac"),
-        ("threads each", max(p.num_threads for p in parts), "count"),
-        ("other threads on a core", sum(p.others_on_cpu_cores for p in parts), "cores"),
-        ("major faults per second", sum(p.major_faults_per_s for p in parts), "count"),
-        ("read from disk per second", _total([p.read_bytes_per_s for p in parts]), "bytes"),
-        ("read calls per second", _total([p.rchar_bytes_per_s for p in parts]), "bytes"),
-        ("private memory growth per second", _total([p.dirty_growth_bytes_per_s for p in parts]), "bytes"),
-    ]
-    return [
-        Evidence(name=f"{name}: {what}", value=value, unit=unit) for what, value, unit in fracs if value is not None
-    ]
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) if known else None
-
-
-def _host_rows(job: Job) -> list[Evidence]:
-    host, machine = job.host, job.machine
-    rows: list[tuple[str, float | int | str | None, str]] = [
-        ("allowed cores idle", host.idle_cores, "cores"),
-        ("allowed cores used by other programs", _others(job), "cores"),
-        ("allowed CPUs", _allowed(job), "count"),
-        ("CPU quota", machine.cpu_quota_cores, "cores"),
-        ("throttled by the quota", host.throttled_cores or None, "cores"),
-        ("CPU pressure", host.psi_cpu_frac, "frac"),
-        ("I/O pressure", host.psi_io_frac, "frac"),
-        ("memory pressure", host.psi_memory_frac, "frac"),
-        ("memory limit hits", host.memory_limit_hits or None, "count"),
-        ("GPU utilisation", host.gpu_util_frac, "frac"),
-        ("GPU held back by power or heat", host.gpu_throttled_frac, "frac"),
-        ("PCIe link under load", host.slow_link, "text"),
-    ]
-    return [Evidence(name=name, value=value, unit=unit) for name, value, unit in rows if value is not None]
-
-
-def _others(job: Job) -> float | None:
-    """Cores used by processes that are not of this job; None without a figure for all."""
-    if job.host.busy_cores is None:
-        return None
-    return max(job.host.busy_cores - sum(procshare.cores(part) for part in [job.trainer, *job.workers]), 0.0)
 
 
 def _unseen(pid: int) -> Finding:

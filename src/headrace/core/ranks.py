@@ -1,8 +1,8 @@
 """Who is late: in a process group every rank waits in the collective for the last one. Pure.
 
 The rank with the least wait in the collectives arrived last (the culprit); what the others wait beyond it is theirs to
-show as ``rank`` (the rule of Holistic Trace Analysis and TraceML; facts/diagnosis 1.2). The wait inside DDP's backward is
-not visible from Python, so backward plus explicit collectives stand for it: equal work takes equal time but for the wait.
+show as ``rank`` (the rule of Holistic Trace Analysis and TraceML; facts/diagnosis 1.2). The wait in DDP's backward is
+not visible from Python, so backward plus explicit collectives stand for it: equal work takes equal time but for it.
 """
 
 from __future__ import annotations
@@ -60,5 +60,6 @@ def _why(culprit: Facts, victim: Facts) -> str:
 
 
 def culprit_text(facts: Facts) -> str:
+    """Who is late and why, for the rank that waits; ``attribute`` found out before."""
     info = facts.view.info
     return f"rank {info.get('culprit')} {info.get('culprit_why')}: see its own row"

@@ -15,7 +15,8 @@ from .measure import Facts
 from .pipeline import SERVE_SHARE_FRAC, Config, Measured, predict, smallest_good
 
 #: What handing a batch over costs where it could not be measured (no workers yet): shared memory is written and faulted
-#: in by the worker, mapped and unmapped by the trainer (facts/loaders 1: 24-26 ms and 3.5 ms for 36.8 MiB; 0.15 ms a tensor).
+#: in by the worker, mapped and unmapped by the trainer (facts/loaders 1: 24-26 ms and 3.5 ms for 36.8 MiB; 0.15 ms a
+#: tensor).
 SERIALISE_NS_PER_BYTE, DESERIALISE_NS_PER_BYTE = 25e6 / 36.8 / 2**20, 3.5e6 / 36.8 / 2**20
 NS_PER_TENSOR = 150_000.0
 MAX_REPLAY = 600
@@ -36,7 +37,6 @@ def measured(facts: Facts) -> Measured | None:
     steps = [step for step in facts.view.steps if step.body_ns > 0]
     if not tasks or len(steps) < 3:
         return None
-    host = facts.host
     stretch = 1.0 - min(facts.body_run_queue_frac, 0.9)
     serialise, serve, deserialise = transport_ns(facts)
     return Measured(
@@ -65,6 +65,7 @@ def cores(facts: Facts) -> float:
 
 
 def fetch_threads(facts: Facts) -> float:
+    """Threads on a core while a fetch is: 1 unless it runs a pool."""
     own = sum(task.on_cpu_ns for task in facts.tasks)
     whole = sum(max(task.process_cpu_ns, task.on_cpu_ns) for task in facts.tasks)
     return max(whole / own, 1.0) if own else 1.0
@@ -90,6 +91,7 @@ def transport_ns(facts: Facts) -> tuple[float, float, float]:
 
 
 def current(facts: Facts) -> Config:
+    """The loader's arguments as they are."""
     info = facts.view.info
     return Config(
         num_workers=facts.num_workers,
@@ -162,10 +164,10 @@ def best_workers(facts: Facts, prefetch: tuple[int, ...] = (2,)) -> tuple[Config
     body = max(stats.mean(base.body_ns), 1.0)
     if blocked > on_cpu:  # waiting workers need no core each
         limit = max(limit, min(int((blocked + on_cpu) / body * 1.5) + 2, 8 * limit, 64))
-    numbers = sorted({*range(1, min(limit, 8) + 1), *(int(limit * k / 8) for k in range(1, 9)), max(now.num_workers, 1)} - {0})
-    tried = [
-        dataclasses.replace(now, num_workers=n, prefetch_factor=p) for n in numbers for p in prefetch
-    ]
+    numbers = sorted(
+        {*range(1, min(limit, 8) + 1), *(int(limit * k / 8) for k in range(1, 9)), max(now.num_workers, 1)} - {0}
+    )
+    tried = [dataclasses.replace(now, num_workers=n, prefetch_factor=p) for n in numbers for p in prefetch]
     config = smallest_good(base, tried)
     result = gain(facts, config)
     return None if result is None else (config, result)

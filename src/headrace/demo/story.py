@@ -82,7 +82,9 @@ def _cut(images: Path, progress: Progress) -> None:
 def _play(progress: Progress, name: str, script: Path, options: list[str], out_dir: Path) -> Part:
     """Plays one part with a bar of its own."""
     task = progress.add_task(f"training, {name} the advice", total=NUM_STEPS)
-    return play(name, script, options, out_dir, lambda step: progress.update(task, completed=step))
+    part = play(name, script, options, out_dir, lambda step: progress.update(task, completed=step))
+    progress.stop_task(task)
+    return part
 
 
 def _apply(progress: Progress, change: Change, script: Path, options: list[str], out_dir: Path) -> Part:

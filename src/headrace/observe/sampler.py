@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.host import cpus, psi
-from headrace.host.cgroup import Cgroups
+from headrace.host.cgroup import Cgroups, Limits
 from headrace.host.clock import Clock, RealClock
 from headrace.host.machine import read_machine
 from headrace.host.nvml import Gpus, Nvml
@@ -41,6 +41,8 @@ _OWN_COST_FRAC = 0.01
 _BYTES_PER_DOUBLING = 8 << 20
 _MAX_PERIOD_S = 60.0
 _JOIN_S = 0.5
+#: Looks from one comparison of the limits to the next.
+_LOOKS_PER_LIMITS = 4
 
 
 class Budget:
@@ -80,6 +82,7 @@ class Collector:
         self._procs = ProcReader(root_pid)
         self._files = Files()
         self._cgroups = Cgroups(root_pid, self._files.read)
+        self._limits = self._cgroups.limits()
         self._allowed = cpus.read_affinity(root_pid)
         self._memory = Budget(_MEMORY_PERIOD_NS, _MEMORY_COST_FRAC)
         self._gpu = Budget(0, _GPU_COST_FRAC)
@@ -89,6 +92,21 @@ class Collector:
         if self._gpus is None:
             self._gpus = Nvml()
         return read_machine(self._root_pid, self._gpus)
+
+    def changed_machine(self, sample: HostSample) -> Machine | None:
+        """The machine again, when the program came under other limits (entered a cgroup, set its affinity); else None.
+
+        Asked of the process that used most CPU: a launcher or a shell may stand outside of what limits the training.
+        """
+        busiest = max(sample.procs, key=lambda proc: proc.user_ns + proc.system_ns, default=None)
+        if busiest is None or self._gpus is None:
+            return None
+        limits = Cgroups(busiest.pid, self._files.read).limits()
+        if not _tighter(limits, self._limits):
+            return None
+        self._limits = limits
+        self._cgroups = Cgroups(busiest.pid, self._files.read)
+        return read_machine(busiest.pid, self._gpus)
 
     def sample(self, thorough: bool = False) -> HostSample:
         """The machine and all processes of the program now. No processes: the program is gone.
@@ -162,6 +180,7 @@ class Sampler:
         self._written_bytes = 0
         self._cpu_ns = 0
         self._look_ns = 0
+        self._num_looks = 0
         #: Why sampling ended early, in words; None while all is well.
         self.failure: str | None = None
 
@@ -206,7 +225,13 @@ class Sampler:
 
     def _look(self, fd: int, collector: Collector, thorough: bool = False) -> None:
         before = time.thread_time_ns()
-        self._write(fd, collector.sample(thorough))
+        sample = collector.sample(thorough)
+        self._num_looks += 1
+        if self._num_looks % _LOOKS_PER_LIMITS == 2:
+            machine = collector.changed_machine(sample)
+            if machine is not None:
+                self._write(fd, machine)
+        self._write(fd, sample)
         # Smoothed over about four looks, because every fourth one looks for new processes.
         self._look_ns += ((time.thread_time_ns() - before) - self._look_ns) // 4
 
@@ -218,6 +243,12 @@ class Sampler:
     def _write(self, fd: int, line: Machine | HostSample) -> None:
         self._written_bytes += os.write(fd, msgspec.json.encode(line) + b"\n")
         self._cpu_ns = time.thread_time_ns()
+
+
+def _tighter(new: Limits, old: Limits) -> bool:
+    """Only tighter limits count: near the end the busiest process may be one that was never limited."""
+    pairs = ((new.cpu_quota_cores, old.cpu_quota_cores), (new.memory_bytes, old.memory_bytes))
+    return any(now is not None and (before is None or now < before) for now, before in pairs)
 
 
 def _wait_for_end(pid: int) -> None:

@@ -7,7 +7,10 @@ from ..core import loaderless
 from ..records.run import Process, Run
 
 _PYTHON = ("python", "pt_main_thread")
-_SILENT = "never reported: started with -I, -S or without the environment (env -i, sudo), or forked by a process without torch"
+_SILENT = (
+    "never reported: started with -I, -S or without the environment (env -i, sudo), "
+    "or forked by a process without torch"
+)
 
 
 def add_silent_processes(run: Run, observed: core.Observed) -> None:

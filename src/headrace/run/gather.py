@@ -98,6 +98,9 @@ def _read_host(path: Path) -> tuple[list[HostSample], Machine | None]:
         except msgspec.MsgspecError:
             continue  # the last line of a sampler that was killed
         if isinstance(item, Machine):
+            if machine is not None:  # it moved into a tighter cgroup: the counters of the former one do not go on
+                for sample in samples:
+                    sample.cgroup = None
             machine = item
         else:
             samples.append(item)

@@ -110,7 +110,7 @@ class Observation:
         # -I would lose PYTHONPATH installs; the run directory variable must not reach it, or it would observe itself.
         env = {k: v for k, v in os.environ.items() if k != "HEADRACE_RUN_DIR"}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_source_root()), env.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "headrace.observer.sampler", str(run_dir), str(os.getpid())]
+        command = [sys.executable, "-m", "headrace.observe.sampler", str(run_dir), str(os.getpid())]
         try:
             self._sampler = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env)
         except OSError:
@@ -134,7 +134,7 @@ def _source_root() -> Path:
 
 def _load_agent() -> ModuleType:
     """Imports the agent by its file: its directory holds a ``sitecustomize`` that must not come onto ``sys.path``."""
-    path = Path(__file__).resolve().parent.parent / "observer" / "agent" / _AGENT / "__init__.py"
+    path = Path(__file__).resolve().parent.parent / "observe" / "agent" / _AGENT / "__init__.py"
     spec = importlib.util.spec_from_file_location(_AGENT, path, submodule_search_locations=[str(path.parent)])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,5 +1,6 @@
 """preprocess: a tokenizer in plain Python on every core, in an iterable dataset that each worker takes its share of."""
 
+import itertools
 import os
 import time
 
@@ -21,7 +22,7 @@ TEXT = "the quick brown fox jumps over the lazy dog while seven wizards box five
 def tokenize(text):
     """A rolling hash per character pair: what hand-written tokenizers cost."""
     tokens, state = [], 0
-    for left, right in zip(text, text[1:], strict=False):
+    for left, right in itertools.pairwise(text):
         state = (state * 31 + ord(left) * 7 + ord(right)) % 1000
         tokens.append(state)
     return tokens

@@ -1,6 +1,9 @@
 """oversubscribed: each worker gives torch eight threads of its own, on a machine with two cores."""
 
+import os
 import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "active")  # from a job template for big nodes; read when torch is loaded
 
 import torch
 import truthlib
@@ -17,19 +20,19 @@ FAULT = {
 
 
 class Features(Dataset):
-    """Random projections by torch: many middle-sized operations, each of which wakes the whole pool."""
+    """Random features by torch: many middle-sized operations, each of which wakes the whole pool."""
 
     def __init__(self, num):
         self.num = num
-        self.projection = torch.rand(256, 256, generator=torch.Generator().manual_seed(0))
+        self.projection = torch.rand(512, 512, generator=torch.Generator().manual_seed(0))
 
     def __len__(self):
         return self.num
 
     def __getitem__(self, index):
-        signal = torch.full((256, 256), index / self.num)
-        for _ in range(6):
-            signal = torch.tanh(signal @ self.projection)
+        signal = torch.full((512, 512), index / self.num)
+        for _ in range(24):
+            signal = torch.cos(signal + self.projection)
         return signal.mean(0), index % 10
 
 
@@ -43,8 +46,8 @@ class SetThreads:
 
 def make_loader(args):
     return DataLoader(
-        Features(args.steps_per_epoch * 8),
-        batch_size=8,
+        Features(args.steps_per_epoch * 4),
+        batch_size=4,
         num_workers=args.num_workers,
         worker_init_fn=SetThreads(args.threads),
         multiprocessing_context=truthlib.context(args),
@@ -52,7 +55,7 @@ def make_loader(args):
 
 
 def train(args, loader, meter):
-    model = nn.Linear(256, 10)
+    model = nn.Linear(512, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(args.epochs):
         meter.epoch()

@@ -1,4 +1,4 @@
-"""oversubscribed: numpy's BLAS starts a thread per core in each worker, and these spin while they wait for each other."""
+"""oversubscribed: numpy's BLAS starts a thread per core in each worker, and they spin."""
 
 import os
 import time
@@ -22,14 +22,14 @@ FAULT = {
 class Covariances(Dataset):
     def __init__(self, num, threads):
         self.num, self.threads = num, threads
-        self.readings = np.random.default_rng(0).normal(size=(8, 192, 192)).astype(np.float32)
+        self.readings = np.random.default_rng(0).normal(size=(8, 320, 320)).astype(np.float32)
 
     def __len__(self):
         return self.num
 
     def __getitem__(self, index):
         readings = self.readings[index % 8]
-        for _ in range(4):
+        for _ in range(2):
             readings = readings @ self.readings[0] / 14
         return torch.from_numpy(readings.mean(0).copy()), index % 10
 
@@ -56,7 +56,7 @@ def make_loader(args):
 
 
 def train(args, loader, meter):
-    model = nn.Linear(192, 10)
+    model = nn.Linear(320, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(args.epochs):
         meter.epoch()

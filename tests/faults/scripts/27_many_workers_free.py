@@ -1,4 +1,4 @@
-"""preprocess: eight workers on two cores stand in the run queue, yet fewer would be no faster: the cores are the limit."""
+"""preprocess: eight workers on two cores queue for them, yet fewer would be no faster: the cores limit."""
 
 import io
 import time

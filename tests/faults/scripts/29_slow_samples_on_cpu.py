@@ -1,4 +1,4 @@
-"""straggler: one sample in a few hundred is a giant that takes half a second to decode; ready batches wait behind it."""
+"""straggler: one sample in a few hundred is a giant, half a second to decode; ready batches wait behind it."""
 
 import time
 

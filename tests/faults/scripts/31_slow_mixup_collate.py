@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 FAULT = {
     "cause": "collate",
-    "steps": 130,
+    "steps": 90,
     "start_methods": ["fork", "spawn", "forkserver"],
     "fixed": {"vectorised": True},
     "advice": ["collate"],
@@ -48,8 +48,8 @@ def mix_vectorised(samples):
 
 def make_loader(args):
     return DataLoader(
-        Spectra(args.steps_per_epoch * 64),
-        batch_size=64,
+        Spectra(args.steps_per_epoch * 128),
+        batch_size=128,
         num_workers=args.num_workers,
         collate_fn=mix_vectorised if args.vectorised else mix_by_hand,
         multiprocessing_context=truthlib.context(args),

@@ -163,7 +163,7 @@ def _mounts() -> tuple[dict[str, Path], Path | None]:
 
 
 def _below(mount: Path, path: str) -> Path:
-    """The group's directory; inside a container with its own cgroup namespace the path may not exist below the mount."""
+    """The group's directory; in a container with its own cgroup namespace it may not exist below the mount."""
     directory = mount / path.lstrip("/")
     return directory if directory.exists() else mount
 

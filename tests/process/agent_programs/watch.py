@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from headrace.core.events import Trace
 from headrace.core.timeline import LoaderView, loader_views
+from headrace.records.rundir import EventKind as Kind  # noqa: F401 - for the tests
 from headrace.run.gather import read_traces
 from tests.process.launching import SRC, environment
 

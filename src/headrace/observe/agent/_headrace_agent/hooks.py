@@ -15,8 +15,9 @@ _MISSING = object()
 _finder = None
 _loaded = False
 #: File name of the functions that stand in for torch's. The warnings module passes over frames with these two words in
-#: their name, so a warning with a stacklevel names the same line as without us, and the user's filters apply to it.
-HIDDEN = "<headrace importlib._bootstrap>"
+#: their name, so a warning with a stacklevel names the same line as without us, and the user's filters apply to it;
+#: torch.compile passes over files with this beginning.
+HIDDEN = "<frozen importlib._bootstrap> (headrace)"
 
 
 def on_import(name):

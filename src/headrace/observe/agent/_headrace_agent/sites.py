@@ -24,7 +24,7 @@ def _library_prefixes():
 
 def is_library(path):
     """True for the standard library, installed packages and headrace itself."""
-    return path.startswith(("<frozen", HIDDEN)) or any(p in path for p in _LIBRARY_PARTS) or path.startswith(_library_prefixes())
+    return path.startswith("<frozen") or any(p in path for p in _LIBRARY_PARTS) or path.startswith(_library_prefixes())
 
 
 def user_site(depth=1):

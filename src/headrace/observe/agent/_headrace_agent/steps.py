@@ -57,19 +57,25 @@ def collectives(module):
             replace(module, name, _timed(DIST))
 
 
+def _note_step(t0):
+    w = state.writer
+    if w is not None:
+        w.event(OPTIMIZER, t0, _mono())
+        stacks.after_step(w)
+        calls.after_step()
+
+
 @on_import("torch.optim.optimizer")
 def optimizer(module):
     started = [0]
 
     def before(_optimizer, *_args, **_kwargs):
-        started[0] = _mono()
+        if not _compiling():
+            started[0] = _mono()
 
     def after(_optimizer, *_args, **_kwargs):
-        w = state.writer
-        if w is not None and started[0]:
-            w.event(OPTIMIZER, started[0], _mono())
-            stacks.after_step(w)
-            calls.after_step()
+        if not _compiling() and started[0]:
+            _note_step(started[0])
 
     for register, hook in (
         (module.register_optimizer_step_pre_hook, before),

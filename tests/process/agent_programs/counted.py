@@ -1,0 +1,31 @@
+"""Two epochs of five batches of four, with as many workers as asked for. ``counted.py WORKERS METHOD``."""
+
+import sys
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.full((6,), float(index))
+
+
+def main():
+    workers, method = int(sys.argv[1]), sys.argv[2] if sys.argv[1] != "0" else None
+    loader = DataLoader(
+        Numbers(), batch_size=4, num_workers=workers, multiprocessing_context=method, persistent_workers=workers > 0
+    )
+    weight = torch.nn.Parameter(torch.ones(6))
+    optimizer = torch.optim.SGD([weight], lr=0.001)
+    for _ in range(2):
+        for batch in loader:
+            (batch * weight).sum().backward()
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
