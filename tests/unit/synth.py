@@ -369,7 +369,8 @@ class Sampling:
     period_ns: int = 250 * MS
     throttled_frac: float = 0.0
     narrow_cpus: int | None = None
-    private_dirty_growth_bytes_per_s: float = 0.0
+    #: Private dirty pages that each minor fault leaves behind.
+    fault_kept_frac: float = 0.0
     psi_memory_frac: float = 0.0
     swap_bytes: int | None = None
     memory_bytes: int | None = None
@@ -424,7 +425,7 @@ def _proc(process: Process, t: int, how: Sampling, on_cpu: int, run_queue: int, 
         on_cpu_ns=on_cpu, run_queue_ns=run_queue, others_on_cpu_ns=others, others_run_queue_ns=0,
         user_ns=max(on_cpu + others - system, 0), system_ns=min(system, on_cpu + others), minor_faults=faults,
         major_faults=0, num_allowed_cpus=how.narrow_cpus,
-        private_dirty_bytes=int(how.private_dirty_growth_bytes_per_s * (t - process.born) / 1e9),
+        private_dirty_bytes=int(how.fault_kept_frac * faults * 4096),
         swap_bytes=how.swap_bytes,
     )  # fmt: skip
 

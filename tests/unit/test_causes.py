@@ -230,7 +230,7 @@ def test_copied_pages_are_memory(fetch_ns, num_workers):
         fetch=Service(on_cpu_ns=fetch_ns),
         minor_faults_per_batch=faults,
     )
-    assert finding_of(trainer, machine(16), Sampling(private_dirty_growth_bytes_per_s=200e6)).cause == "memory"
+    assert finding_of(trainer, machine(16), Sampling(fault_kept_frac=0.9)).cause == "memory"
 
 
 @few

@@ -87,13 +87,13 @@ def test_rates_are_means_over_the_span():
     assert facts.free_cores == pytest.approx(1.75)
 
 
-def test_a_worker_counts_from_its_first_sample_and_to_its_last():
-    """Workers that come and go add what they did while they were seen."""
+def test_a_worker_born_within_the_span_counts_from_its_birth():
+    """Workers that come and go add what they did within the span: from birth, or from its first sample, to their last."""
     rows = [
         HostSample(t_ns=t * S, procs=[proc(10 + t, on_cpu_ns=5 * S), proc(11 + t, on_cpu_ns=2 * S)]) for t in range(4)
     ]
     facts = facts_of(rows, machine(), workers=range(10, 20))
-    assert facts.worker_on_cpu_cores == pytest.approx(3 * 3 / 3)
+    assert facts.worker_on_cpu_cores == pytest.approx((3 + 5 + 5 + 2) / 3)
 
 
 def test_only_the_span_counts():

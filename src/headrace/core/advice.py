@@ -13,6 +13,7 @@ from typing import Any
 from ..records.run import Change, Hotspot
 from . import stats, whatif
 from .causes import Verdict, pool_frac
+from .charge import NS_PER_TENSOR, SERIALISE_NS_PER_BYTE
 from .lines import dataloader_line
 from .measure import Facts
 from .pipeline import Measured
@@ -141,14 +142,14 @@ def _oversubscribed(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> 
     return [_change("CPU quota", quota_gain(facts), line, host.quota_cores, host.allowed_cores)]
 
 
-def quota_gain(facts: Facts, num_blocks: int = 8) -> Gain | None:
+def quota_gain(facts: Facts, num_blocks: int = whatif.NUM_BLOCKS) -> Gain | None:
     """With all allowed cores instead of the quota."""
     if facts.host.quota_cores is None or facts.host.allowed_cores is None:
         return None
     return _with_cores(facts, max(facts.host.allowed_cores - (facts.host.outside_cores or 0.0), 0.5), num_blocks)
 
 
-def affinity_gain(facts: Facts, num_blocks: int = 8) -> Gain | None:
+def affinity_gain(facts: Facts, num_blocks: int = whatif.NUM_BLOCKS) -> Gain | None:
     """With all cores of the machine that others leave."""
     if facts.host.machine_cores is None:
         return None
@@ -165,7 +166,7 @@ def _with_cores(facts: Facts, cores: float, num_blocks: int) -> Gain | None:
     return whatif.gain(facts, change=change, num_blocks=num_blocks)
 
 
-def threads_gain(facts: Facts, num_blocks: int = 8) -> Gain | None:
+def threads_gain(facts: Facts, num_blocks: int = whatif.NUM_BLOCKS) -> Gain | None:
     """With one thread per worker: the pool's own time vanishes but for what the work needs.
 
     What a pool wastes (spinning at barriers, switching) cannot be told from its work without an experiment; the time
@@ -190,7 +191,7 @@ def _one_thread(base: Measured, waste: float) -> list[tuple[float, float]]:
     return [(on_cpu * threads * (1 - waste), 0.0) for on_cpu, _ in base.fetch]
 
 
-def fewer_gain(facts: Facts, num_blocks: int = 8) -> Gain | None:
+def fewer_gain(facts: Facts, num_blocks: int = whatif.NUM_BLOCKS) -> Gain | None:
     """With as many workers as cores, where each worker repeats work that one of them could do for all.
 
     Only such work makes a count of workers itself costly; plain decoding takes the same CPU however many share it.
@@ -251,7 +252,7 @@ def _transport(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[
     sizes = [task for task in facts.tasks if task.num_bytes is not None]
     tensors = stats.mean([float(t.num_tensors or 0) for t in sizes]) if sizes else 0.0
     num_bytes = stats.mean([float(t.num_bytes or 0) for t in sizes]) if sizes else 0.0
-    if tensors > 16 and tensors * whatif.NS_PER_TENSOR > num_bytes * whatif.SERIALISE_NS_PER_BYTE:
+    if tensors > 16 and tensors * 2 * NS_PER_TENSOR > num_bytes * SERIALISE_NS_PER_BYTE:
         gain = whatif.gain(facts, change=_scale_transport(1.5 / tensors))
         return [
             _change(

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from ..records.run import Finding, Hotspot, Loader, Overhead, Process, RunnerUp, ServiceNs, StepNs, TimeFrac, WaitFrac
-from ..records.rundir import HostSample, Machine
+from ..records.rundir import NEXT_STOP, EventKind, HostSample, Machine
 from . import advice, evidence, picture, ranks, stats
 from .attribution import PLACES, TaskIndex
-from .causes import Verdict, decide
+from .causes import Verdict, decide, narrow
 from .events import Trace
 from .hostfacts import host_facts
 from .hotspots import hotspots
@@ -88,7 +88,8 @@ def _gains(facts: Facts) -> dict[str, float]:
     """Speed-ups that the rules ask for before they name ``oversubscribed``; without intervals, which cost time."""
     made = {"quota": advice.quota_gain(facts, 0)}
     if facts.fetch_split is not None and facts.share(facts.stall_ns) >= 0.02:
-        made["affinity"] = advice.affinity_gain(facts, 0)
+        if narrow(facts):
+            made["affinity"] = advice.affinity_gain(facts, 0)
         made["threads"] = advice.threads_gain(facts, 0)
         made["fewer"] = advice.fewer_gain(facts, 0)
     return {name: gain.speedup for name, gain in made.items() if gain is not None}
@@ -242,12 +243,11 @@ def overhead(observed: Observed, sampler_cpu_ns: int | None, duration_ns: int | 
     out = Overhead()
     fracs = []
     for trace in observed.traces:
-        steps = sum(len(view.steps) for view in loader_views(trace)) if trace.is_trainer else 0
-        if not steps or not trace.hook_ns:
+        steps = [event for event in (trace.of(EventKind.NEXT) or trace.of(EventKind.CALL)) if not event.c & NEXT_STOP]
+        if len(steps) < 2 or not trace.hook_ns:
             continue
-        views = loader_views(trace)
-        span = max(view.end for view in views) - min(view.begin for view in views)
-        fracs.append((trace.hook_ns / max(span, 1), trace.hook_ns / steps))
+        span = max(steps[-1].t1 - steps[0].t0, 1)
+        fracs.append((trace.hook_ns / span, trace.hook_ns / len(steps)))
     if fracs:
         out.trainer_frac, out.trainer_ns_per_step = max(fracs)
     if sampler_cpu_ns is not None and duration_ns:

@@ -15,12 +15,16 @@ from .measure import Facts
 
 #: Less than this share of the time in any one place is not worth a change: the device is the limit.
 WORTH_FRAC = 0.05
+#: Starting workers costs 0.1-0.3 s whatever the program does, and a short observation holds few steps beside it.
+EPOCH_WORTH_FRAC = 0.08
+#: Waking processes costs 1-3 ms a batch and more on a busy machine: a cause only where steps are as short as that.
+LATENCY_WORTH_FRAC = 0.2
 #: An allowed core counts as idle from here: the watching itself and the kernel take the rest.
 IDLE_CORES = 0.7
 #: Threads of a worker other than its main one use this share of its CPU: a thread pool is at work.
 POOL_FRAC = 0.2
-#: CPU a minor fault with a 4 KiB copy takes (measured 0.5-1.2 us on x86-64; the low end keeps the claim safe).
-FAULT_NS = 600.0
+#: CPU a minor fault with a 4 KiB copy takes: 0.5-1.2 us on bare x86-64, up to 4 us in a virtual machine.
+FAULT_NS = (500.0, 4_000.0)
 SATURATED_FRAC = 0.85
 
 assert {"storage", "workers", "preprocess", "oversubscribed"} <= set(get_args(CauseName))
@@ -51,8 +55,7 @@ def decide(facts: Facts, rank_share_frac: float = 0.0, gain_of: dict[str, float]
     ranked = sorted(shares.items(), key=lambda item: -item[1][0])
     (cause, (share, detail)), rest = ranked[0], ranked[1:]
     runner, runner_share = (rest[0][0], rest[0][1][0]) if rest else (None, 0.0)
-    exposed = sum(value for value, _ in shares.values())
-    if exposed < WORTH_FRAC or share < WORTH_FRAC / 2:
+    if share < WORTH_FRAC:
         near = cause if share > 0.005 else None
         return Verdict("compute", facts.share(facts.parts_ns["step"]), near, share if near else 0.0)
     if runner_share < 0.005:
@@ -66,11 +69,11 @@ def decide(facts: Facts, rank_share_frac: float = 0.0, gain_of: dict[str, float]
 def _shares(facts: Facts, rank_frac: float, gains: dict[str, float]) -> dict[CauseName, tuple[float, str]]:
     share, charged = facts.share, facts.charged_ns
     shares: dict[CauseName, tuple[float, str]] = {
-        "epoch": (share(facts.epoch_excess_ns), ""),
+        "epoch": (_epoch_frac(facts), ""),
         "outside": (share(facts.parts_ns["outside"]), ""),
         "rank": (rank_frac, ""),
         "collate": (share(charged["collate"]), ""),
-        "transport": (share(charged["transport"]), ""),
+        "transport": (_transport_frac(facts), ""),
         "pin": (share(charged["pin"]), ""),
         "copy": (share(facts.parts_ns["copy"]), ""),
         "sync": (share(facts.parts_ns["sync"]), ""),
@@ -93,6 +96,17 @@ def _shares(facts: Facts, rank_frac: float, gains: dict[str, float]) -> dict[Cau
         before = shares.get("oversubscribed", (0.0, ""))
         shares["oversubscribed"] = (before[0] + body, before[1] or "quota")
     return shares
+
+
+def _epoch_frac(facts: Facts) -> float:
+    """The pauses that recur with every epoch; one epoch's start happens once and decides nothing."""
+    frac = facts.share(facts.epoch_excess_ns)
+    return frac if frac >= EPOCH_WORTH_FRAC and len(facts.view.passes) > 1 else 0.0
+
+
+def _transport_frac(facts: Facts) -> float:
+    frac, latency = facts.share(facts.charged_ns["transport"]), facts.share(facts.charged_ns["latency"])
+    return frac + latency if frac + latency >= LATENCY_WORTH_FRAC else frac
 
 
 def _device_shares(facts: Facts) -> dict[CauseName, tuple[float, str]]:
@@ -150,7 +164,7 @@ def fetch_cause(facts: Facts, gains: dict[str, float]) -> tuple[CauseName, str]:
         return "storage", ""
     if pool_frac(facts) >= POOL_FRAC and gains.get("threads", 1.0) >= 1.05:
         return "oversubscribed", "threads"
-    if _narrow(facts) and gains.get("affinity", 1.0) >= 1.05:
+    if narrow(facts) and gains.get("affinity", 1.0) >= 1.05:
         return "oversubscribed", "affinity"
     if gains.get("fewer", 1.0) >= 1.05:
         return "oversubscribed", "workers"
@@ -162,13 +176,17 @@ def fetch_cause(facts: Facts, gains: dict[str, float]) -> tuple[CauseName, str]:
 
 
 def memory_frac(facts: Facts) -> float:
-    """Share of the workers' CPU that went into page faults while their private memory grew, 0..1."""
+    """Share of the workers' CPU that went into copying pages that were shared with the trainer, 0..1.
+
+    Every page fault of copy-on-write leaves a private page behind; faults of fresh allocations do not, once they are
+    freed. A fault's cost differs by machine, so the measured system time stands for it within what is plausible.
+    """
     host = facts.host
-    faults, cpu = host.worker_minor_faults_per_s, host.worker_on_cpu_cores
-    growth = host.private_dirty_growth_bytes_per_s
-    if not faults or not cpu or growth is None or growth < 20e6:
+    faults, cpu, kept = host.worker_minor_faults_per_s, host.worker_on_cpu_cores, host.fault_kept_frac
+    if not faults or not cpu or kept is None or kept < 0.4 or not facts.num_workers:
         return 0.0
-    return min(faults * FAULT_NS / (cpu * 1e9), 1.0)
+    low, high = (faults * ns / (cpu * 1e9) for ns in FAULT_NS)
+    return min(max(host.worker_system_frac or 0.0, low), high, 1.0)
 
 
 def pool_frac(facts: Facts) -> float:
@@ -185,7 +203,8 @@ def _limited(facts: Facts) -> bool:
     )
 
 
-def _narrow(facts: Facts) -> bool:
+def narrow(facts: Facts) -> bool:
+    """Whether the job fills the few CPUs it may use, while the machine has more."""
     host = facts.host
     if not host.narrow_cpus or not host.machine_cores or host.narrow_cpus >= host.machine_cores:
         return False

@@ -11,7 +11,10 @@ from collections.abc import Callable, Collection
 from ..records.rundir import HostSample, Machine, ProcSample
 
 #: The samples of each process, in time order.
-_Rows = dict[int, list[ProcSample]]
+
+
+#: The unit in which a fault copies; larger base pages (64 KiB on some aarch64) make the share smaller, never larger.
+PAGE_BYTES = 4096
 
 
 @dataclasses.dataclass
@@ -48,6 +51,8 @@ class HostFacts:
     psi_memory_frac: float | None = None
     private_dirty_growth_bytes_per_s: float | None = None
     private_dirty_bytes: int | None = None
+    #: Private dirty pages per minor fault: near 1 when each fault copied a shared page, near 0 for memory that is freed.
+    fault_kept_frac: float | None = None
     swap_bytes: int | None = None
     memory_used_frac: float | None = None
     memory_limit_hits_per_s: float | None = None
@@ -93,7 +98,7 @@ def host_facts(
     _system(facts, inside, rows)
     _trainer(facts, rows, trainer)
     _workers(facts, rows, workers or (trainer,))
-    _memory(facts, inside, {trainer, *workers}, machine)
+    _memory(facts, inside, set(workers) or {trainer}, machine)
     _gpu(facts, inside)
     return facts
 
@@ -129,18 +134,25 @@ def _system(facts: HostFacts, inside: list[HostSample], rows: _Rows) -> None:
         facts.outside_cores = max(allowed_busy - facts.job_cores, 0.0)
 
 
+class _Rows(dict[int, list[ProcSample]]):
+    """Samples by process. ``born``: processes that the span's first sample does not hold yet."""
+
+    born: set[int]
+
+
 def _by_pid(inside: list[HostSample]) -> _Rows:
-    rows: _Rows = {}
+    rows = _Rows()
     for sample in inside:
         for proc in sample.procs:
             rows.setdefault(proc.pid, []).append(proc)
+    rows.born = set(rows) - {proc.pid for proc in inside[0].procs}
     return rows
 
 
 def _sum_over(
     rows: _Rows, get: Callable[[ProcSample], int | None], pids: Collection[int] | None = None
 ) -> dict[int, int]:
-    """Growth of a counter per process; a process that came later counts from its first sample."""
+    """Growth of a counter per process; one that was born within the span counts from its birth."""
     grown: dict[int, int] = {}
     for pid, procs in rows.items():
         if pids is not None and pid not in pids:
@@ -148,7 +160,7 @@ def _sum_over(
         first = next((value for proc in procs if (value := get(proc)) is not None), None)
         last = next((value for proc in reversed(procs) if (value := get(proc)) is not None), None)
         if first is not None and last is not None:
-            grown[pid] = max(last - first, 0)
+            grown[pid] = max(last - (0 if pid in rows.born else first), 0)
     return grown
 
 
@@ -196,12 +208,14 @@ def _workers(facts: HostFacts, rows: _Rows, pids: Collection[int]) -> None:
 def _memory(facts: HostFacts, inside: list[HostSample], pids: set[int], machine: Machine | None) -> None:
     series: dict[int, list[tuple[int, int]]] = {}
     swap: dict[int, int] = {}
+    kept: dict[int, tuple[int, int]] = {}
     for sample in inside:
         for proc in sample.procs:
             if proc.pid not in pids:
                 continue
             if proc.private_dirty_bytes is not None:
                 series.setdefault(proc.pid, []).append((sample.t_ns, proc.private_dirty_bytes))
+                kept[proc.pid] = (proc.private_dirty_bytes, proc.minor_faults * PAGE_BYTES)
             if proc.swap_bytes is not None:
                 swap[proc.pid] = proc.swap_bytes
     growth = [
@@ -211,6 +225,10 @@ def _memory(facts: HostFacts, inside: list[HostSample], pids: set[int], machine:
         facts.private_dirty_growth_bytes_per_s = sum(growth) * 1e9
     if series:
         facts.private_dirty_bytes = sum(rows[-1][1] for rows in series.values())
+    if not kept:  # workers too short-lived for a look at their page tables: what is resident bounds what was kept
+        kept = {p.pid: (p.rss_bytes, p.minor_faults * PAGE_BYTES) for s in inside for p in s.procs if p.pid in pids}
+    copied = sum(faulted for _, faulted in kept.values())
+    facts.fault_kept_frac = sum(private for private, _ in kept.values()) / copied if copied else None
     facts.swap_bytes = sum(swap.values()) if swap else None
     used = [s.cgroup.memory_bytes for s in inside if s.cgroup and s.cgroup.memory_bytes is not None]
     if used and machine is not None and machine.memory_limit_bytes:

@@ -7,7 +7,8 @@ import dataclasses
 
 from ..records import rundir as f
 from . import stats
-from .attribution import PLACES, Task, TaskIndex, queued_behind, split_wait
+from .attribution import PLACES, Task, TaskIndex, split_wait
+from .charge import CHARGED, charge
 from .events import Event, Trace
 from .hostfacts import HostFacts
 from .timeline import LoaderView, Step
@@ -55,6 +56,8 @@ class Facts:
     has_device_clock: bool = False
     #: Of the steps whose batch was ready, how many found the device run dry: the host is too slow to issue work.
     dry_frac: float = 0.0
+    #: What the pipeline model says of the measured configuration; filled in by ``whatif``.
+    predicted_now_ns: float | None = None
 
     @property
     def num_workers(self) -> int:
@@ -96,7 +99,7 @@ def measure(trace: Trace, view: LoaderView, others: list[LoaderView], index: Tas
 def _waits(facts: Facts, index: TaskIndex) -> None:
     pin = bool(facts.view.info.get("pin_memory")) and facts.has_device_clock
     whole: dict[str, float] = dict.fromkeys(PLACES, 0.0)
-    charged = dict.fromkeys(("fetch", "collate", "transport", "pin", "unseen"), 0.0)
+    charged = dict.fromkeys(CHARGED, 0.0)
     split = {"on_cpu": 0.0, "run_queue": 0.0, "blocked": 0.0}
     for step in facts.view.steps:
         task = index.of(step)
@@ -105,31 +108,17 @@ def _waits(facts: Facts, index: TaskIndex) -> None:
             whole[place] += ns
         if step.first or not step.wait_ns:
             continue
-        _charge(charged, parts, step, task, index)
+        charge(charged, parts, step, task, index)
         if task is not None and parts["fetch"]:
             _split_fetch(split, task, parts["fetch"])
     facts.wait_ns, facts.charged_ns = whole, charged
     total = sum(split.values())
-    if total <= 0:
+    if total <= 0.3 * charged["fetch"]:  # awaited mostly on their way: then all fetches speak for those behind
         for task in facts.tasks:
             _split_fetch(split, task, task.fetch_ns)
         total = sum(split.values())
     facts.fetch_split = {k: v / total for k, v in split.items()} if total else None
     facts.slow_wait_frac = _slow_share(facts, index)
-
-
-def _charge(charged: dict[str, float], parts: dict[str, int], step: Step, task: Task | None, index: TaskIndex) -> None:
-    scale = step.stall_ns / step.wait_ns
-    for place in ("fetch", "collate", "transport", "pin", "unseen"):
-        charged[place] += parts[place] * scale
-    charged["transport"] += parts["reorder"] * scale
-    if not parts["queued"] or task is None:
-        return
-    if task.pid in index.by_worker:
-        for place, ns in queued_behind(step, task, index.by_worker[task.pid]).items():
-            charged[place] += ns * scale
-    else:
-        charged["fetch"] += parts["queued"] * scale  # the sampler, in the trainer itself
 
 
 def _split_fetch(split: dict[str, float], task: Task, weight_ns: float) -> None:

@@ -75,6 +75,14 @@ class LoaderView:
     role: str = "unknown"
     is_call: bool = False
 
+    def absorb(self, later: LoaderView) -> None:
+        """Takes over the passes of a loader that came after this one's."""
+        self.info = later.info
+        self.iter_ids |= later.iter_ids
+        self.workers |= later.workers
+        self.queues |= later.queues
+        self.passes += later.passes
+
     @property
     def steps(self) -> list[Step]:
         return [step for one in self.passes for step in one.steps]
@@ -104,20 +112,43 @@ def loader_views(trace: Trace) -> list[LoaderView]:
     _fill_device_clock(trace, views)
     alive = [view for view in views.values() if view.passes]
     _set_roles(trace, alive)
+    alive = _merge_remade(alive)
     return sorted(alive, key=lambda view: (view.role == "validation", -view.wait_ns, view.begin))
 
 
-def _views_by_site(trace: Trace) -> dict[str, LoaderView]:
+def _merge_remade(views: list[LoaderView]) -> list[LoaderView]:
+    """One view for loaders that a program makes anew, dataset and all, in each epoch.
+
+    Frameworks make training and validation loaders at one line, too: those differ in their role, or take turns.
+    """
+    merged: list[LoaderView] = []
+    for view in sorted(views, key=lambda one: one.begin):
+        for known in merged:
+            same = (known.site, known.role, known.info.get("dataset")) == (
+                view.site,
+                view.role,
+                view.info.get("dataset"),
+            )
+            if same and known.end <= view.begin:
+                known.absorb(view)
+                break
+        else:
+            merged.append(view)
+    return merged
+
+
+def _views_by_site(trace: Trace) -> dict[tuple[str, int | None], LoaderView]:
     infos = {line.get("loader"): line for line in trace.lines("loader")}
-    views: dict[str, LoaderView] = {}
+    views: dict[tuple[str, int | None], LoaderView] = {}
     for line in trace.lines("iter"):
         if "iter" not in line:
             continue
         info = infos.get(line.get("loader"), {"site": "?"})
         site = info.get("site") or "?"
-        view = views.get(site)
+        key = (site, info.get("dataset_id"))
+        view = views.get(key)
         if view is None:
-            view = views[site] = LoaderView(site, info, set(), {}, {}, is_call=bool(info.get("call")))
+            view = views[key] = LoaderView(site, info, set(), {}, {}, is_call=bool(info.get("call")))
         view.info = info
         view.iter_ids.add(line["iter"])
         view.workers[line["iter"]] = line.get("workers") or []
@@ -125,7 +156,7 @@ def _views_by_site(trace: Trace) -> dict[str, LoaderView]:
     return views
 
 
-def _fill_passes(trace: Trace, views: dict[str, LoaderView]) -> None:
+def _fill_passes(trace: Trace, views: dict[tuple[str, int | None], LoaderView]) -> None:
     owner = {iter_id: view for view in views.values() for iter_id in view.iter_ids}
     epochs: dict[int, list[Event]] = {}
     nexts: dict[int, list[Event]] = {}
@@ -207,7 +238,7 @@ def _end_after(t1: int, ends: list[int]) -> int:
     return ends[min(at + 1, len(ends) - 1)] if at < len(ends) else t1
 
 
-def _fill_device_clock(trace: Trace, views: dict[str, LoaderView]) -> None:
+def _fill_device_clock(trace: Trace, views: dict[tuple[str, int | None], LoaderView]) -> None:
     idle = {(event.a, event.b, event.t0): event.c for event in trace.of(Kind.DEVICE) if event.c != f.NONE}
     if not idle:
         return

@@ -11,15 +11,13 @@ import math
 from collections.abc import Callable
 
 from . import stats
+from .charge import DESERIALISE_NS_PER_BYTE, NS_PER_TENSOR, SERIALISE_NS_PER_BYTE
 from .measure import Facts
 from .pipeline import SERVE_SHARE_FRAC, Config, Measured, predict, smallest_good
 
-#: What handing a batch over costs where it could not be measured (no workers yet): shared memory is written and faulted
-#: in by the worker, mapped and unmapped by the trainer (facts/loaders 1: 24-26 ms and 3.5 ms for 36.8 MiB; 0.15 ms a
-#: tensor).
-SERIALISE_NS_PER_BYTE, DESERIALISE_NS_PER_BYTE = 25e6 / 36.8 / 2**20, 3.5e6 / 36.8 / 2**20
-NS_PER_TENSOR = 150_000.0
-MAX_REPLAY = 600
+MAX_REPLAY = 300
+#: Steps and blocks of one prediction: enough for 1 %, and a report has half a second for all of them.
+NUM_STEPS, NUM_BLOCKS = 500, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +108,7 @@ def gain(
     facts: Facts,
     config: Config | None = None,
     change: Callable[[Measured], Measured] | None = None,
-    num_blocks: int = 8,
+    num_blocks: int = NUM_BLOCKS,
 ) -> Gain | None:
     """What another configuration, or other service times, would bring for the whole loader's time.
 
@@ -123,14 +121,22 @@ def gain(
     if base is None or not steady:
         return None
     now_ns = sum(step.step_ns for step in steady) / len(steady) - facts.pause_ns / len(steady)
-    before = predict(base, current(facts), num_blocks=0).step_ns_mean
-    after = predict(change(base) if change else base, config or current(facts), num_blocks=num_blocks)
+    before = _before_ns(facts, base)
+    changed = change(base) if change else base
+    after = predict(changed, config or current(facts), num_steps=NUM_STEPS, num_blocks=num_blocks)
     if min(now_ns, before, after.step_ns_mean) <= 0:
         return None
     bare, relative = now_ns / after.step_ns_mean, before / after.step_ns_mean
     low = min(bare, relative) * after.step_ns_mean / max(after.step_ns_hi, 1.0)
     high = max(bare, relative) * after.step_ns_mean / max(after.step_ns_lo, after.step_ns_mean / 2)
     return _whole(facts, now_ns * len(steady), (low, math.sqrt(bare * relative), high))
+
+
+def _before_ns(facts: Facts, base: Measured) -> float:
+    """What the model says of the configuration that was measured; once per loader."""
+    if facts.predicted_now_ns is None:
+        facts.predicted_now_ns = predict(base, current(facts), num_steps=NUM_STEPS, num_blocks=0).step_ns_mean
+    return facts.predicted_now_ns
 
 
 def _whole(facts: Facts, steady_ns: float, speedups: tuple[float, float, float]) -> Gain:

@@ -5,7 +5,7 @@ import truthlib
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-FAULT = {"cause": "compute", "steps": 240, "trainer_threads": "torch's own", "start_methods": ["fork"]}
+FAULT = {"cause": "compute", "steps": 180, "start_methods": ["fork"]}
 
 
 def make_loader(args):
@@ -31,4 +31,4 @@ def train(args, loader, meter):
 
 
 if __name__ == "__main__":
-    truthlib.main(FAULT, make_loader, train, width=1536)
+    truthlib.main(FAULT, make_loader, train, width=2048)

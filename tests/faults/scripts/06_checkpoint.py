@@ -64,4 +64,4 @@ def train(args, loader, meter):
 
 
 if __name__ == "__main__":
-    truthlib.main(FAULT, make_loader, train, num_workers=2, device_ms=40, every=8, vocabulary=200_000)
+    truthlib.main(FAULT, make_loader, train, num_workers=2, device_ms=40, every=8, vocabulary=70_000)

@@ -29,7 +29,7 @@ def write_archive(path, num_records):
 
 
 class Archive(Dataset):
-    """Each sample gathers its records by seeking; ``cold`` gives each page back so that the disk is asked again."""
+    """Each sample gathers its records by seeking; ``cold`` gives its pages back first, so that the disk is asked."""
 
     def __init__(self, path, num_records, num, cold):
         self.path, self.num_records, self.num, self.cold = path, num_records, num, cold
@@ -43,14 +43,14 @@ class Archive(Dataset):
         os.posix_fadvise(self.file, 0, 0, os.POSIX_FADV_RANDOM)
 
     def record(self, number):
-        offset = number % self.num_records * RECORD_BYTES
-        if self.cold:
-            os.posix_fadvise(self.file, offset, RECORD_BYTES, os.POSIX_FADV_DONTNEED)
-        return os.pread(self.file, RECORD_BYTES, offset)
+        return os.pread(self.file, RECORD_BYTES, number % self.num_records * RECORD_BYTES)
 
     def __getitem__(self, index):
         if self.file is None:
             self.open()
+        if self.cold:
+            # The whole file: a part of a large folio is never given back.
+            os.posix_fadvise(self.file, 0, 0, os.POSIX_FADV_DONTNEED)
         raw = bytearray(b"".join(self.record(index * 7919 + 104_729 * part) for part in range(RECORDS_PER_SAMPLE)))
         return torch.frombuffer(raw, dtype=torch.uint8)[:256].float() / 255, index % 10
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 FAULT = {
     "cause": "preprocess",
-    "steps": 105,
+    "steps": 150,
     "start_methods": ["fork", "spawn", "forkserver"],
     "fixed": {"decoded": True},
     "advice": ["preprocess", "decode"],
@@ -70,4 +70,4 @@ def train(args, loader, meter):
 
 
 if __name__ == "__main__":
-    truthlib.main(FAULT, make_loader, train, num_workers=len(os.sched_getaffinity(0)), device_ms=20, decoded=False)
+    truthlib.main(FAULT, make_loader, train, num_workers=len(os.sched_getaffinity(0)), device_ms=10, decoded=False)

@@ -33,7 +33,7 @@ class Documents(IterableDataset):
 
     def __init__(self, num, tokenized):
         self.num = num
-        self.texts = [TEXT[part:] + TEXT * 160 for part in range(8)]
+        self.texts = [TEXT[part:] + TEXT * 200 for part in range(8)]
         self.tokens = [tokenize(text) for text in self.texts] if tokenized else None
 
     def __len__(self):
@@ -73,4 +73,4 @@ def train(args, loader, meter):
 
 
 if __name__ == "__main__":
-    truthlib.main(FAULT, make_loader, train, num_workers=len(os.sched_getaffinity(0)), device_ms=15, tokenized=False)
+    truthlib.main(FAULT, make_loader, train, num_workers=len(os.sched_getaffinity(0)), device_ms=10, tokenized=False)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 FAULT = {
     "cause": "preprocess",
-    "steps": 120,
+    "steps": 180,
     "start_methods": ["fork", "spawn", "forkserver"],
     "fixed": {"precomputed": True},
     "advice": ["preprocess", "decode"],
@@ -65,4 +65,4 @@ def train(args, loader, meter):
 
 
 if __name__ == "__main__":
-    truthlib.main(FAULT, make_loader, train, num_workers=len(os.sched_getaffinity(0)), device_ms=15, precomputed=False)
+    truthlib.main(FAULT, make_loader, train, num_workers=len(os.sched_getaffinity(0)), device_ms=8, precomputed=False)

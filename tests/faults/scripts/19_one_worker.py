@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 FAULT = {
     "cause": "workers",
-    "steps": 105,
+    "steps": 80,
     "start_methods": ["fork", "spawn", "forkserver"],
     "fixed": {"num_workers": 2},
     "advice": ["num_workers"],
@@ -27,7 +27,7 @@ class Signals(Dataset):
 
     def __getitem__(self, index):
         wave = self.waves[index % 8]
-        features = [np.abs(np.fft.rfft(np.roll(wave, shift)))[:64].mean() for shift in range(16)]
+        features = [np.abs(np.fft.rfft(np.roll(wave, shift)))[:64].mean() for shift in range(28)]
         return torch.tensor(features, dtype=torch.float32), index % 10
 
 
@@ -42,7 +42,7 @@ def make_loader(args):
 
 
 def train(args, loader, meter):
-    model = nn.Linear(16, 10)
+    model = nn.Linear(28, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for _ in range(args.epochs):
         meter.epoch()
@@ -56,4 +56,4 @@ def train(args, loader, meter):
 
 
 if __name__ == "__main__":
-    truthlib.main(FAULT, make_loader, train, num_workers=1, device_ms=45)
+    truthlib.main(FAULT, make_loader, train, num_workers=1, device_ms=50)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 FAULT = {
     "cause": "workers",
-    "steps": 95,
+    "steps": 80,
     "start_methods": ["fork"],
     "fixed": {"num_workers": 2},
     "advice": ["num_workers"],
@@ -22,7 +22,7 @@ class Lines(IterableDataset):
 
     def __init__(self, num):
         self.num = num
-        self.lines = [",".join(f"{(row * 37 + column) % 997 / 997:.6f}" for column in range(2000)) for row in range(64)]
+        self.lines = [",".join(f"{(row * 37 + column) % 997 / 997:.6f}" for column in range(3200)) for row in range(64)]
 
     def __len__(self):
         return self.num

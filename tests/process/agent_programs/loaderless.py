@@ -9,9 +9,7 @@ DATA = torch.arange(100, dtype=torch.float32)
 
 
 def get_batch(split="train"):
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < 0.004:  # line 14 is what the program spends its time in
-        pass
+    time.sleep(0.004)  # the slow store
     return DATA[:4]
 
 

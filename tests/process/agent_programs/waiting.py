@@ -16,7 +16,8 @@ class Endless(IterableDataset):
 
 def main():
     told = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), told.set()), daemon=True).start()
+    # Not sys.stdin: its lock would be held for ever in the forked workers.
+    threading.Thread(target=lambda: (os.read(0, 1), told.set()), daemon=True).start()
     iterator = iter(DataLoader(Endless(), batch_size=2, num_workers=int(sys.argv[1])))
     count = 0
     while not told.is_set():

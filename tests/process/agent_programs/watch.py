@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +62,7 @@ def new_run_dir(tmp_path: Path, *, steps: int = 0) -> Path:
     """A run directory as ``headrace run`` makes it."""
     from headrace.run.rundirs import make_run_dir, write_control
 
-    run_dir = make_run_dir(tmp_path / "runs")
+    run_dir = make_run_dir(Path(tempfile.mkdtemp(dir=tmp_path, prefix="runs-")))
     write_control(run_dir, steps or None, 0)
     header = {"command": ["x"], "headrace_version": "0", "headrace_pid": os.getpid(), "started_mono_ns": 0}
     header |= {"started_unix_ns": time.time_ns(), "started_mono_ns": time.monotonic_ns()}

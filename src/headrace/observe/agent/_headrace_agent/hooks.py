@@ -37,16 +37,23 @@ def replace(owner, name, make):
     ours = make(original)
     if isinstance(ours, type(replace)) and ours is not original:
         ours.__code__ = ours.__code__.replace(co_filename=HIDDEN)
-    for place in [owner, *_exporters(owner, name, original)]:
-        setattr(place, name, ours)
+    setattr(owner, name, ours)
     _undo.append((owner, name, own, ours))
 
 
-def _exporters(owner, name, value):
-    """The packages around a module that have the same thing under the same name (``torch.save``)."""
-    parts = getattr(owner, "__name__", "").split(".")[:-1] if isinstance(owner, type(sys)) else []
-    around = [sys.modules.get(".".join(parts[: i + 1])) for i in range(len(parts))]
-    return [module for module in around if module is not None and vars(module).get(name) is value]
+def _swap(pairs):
+    """Puts the second of each pair in the place of the first, in every module that imported it (``torch.save``)."""
+    new_by_id = {id(old): new for old, new in pairs}
+    for module in list(sys.modules.values()) if pairs else ():
+        if isinstance(module, type(sys)):
+            names = object.__getattribute__(module, "__dict__")  # not vars(): it would wake a lazy module
+            for name, value in list(names.items()):
+                if id(value) in new_by_id:
+                    names[name] = new_by_id[id(value)]
+
+
+def _in_modules():
+    return [(original, ours) for owner, _, original, ours in _undo if isinstance(owner, type(sys))]
 
 
 def when_uninstalled(call):
@@ -141,6 +148,7 @@ def _load_patches():
         module = sys.modules.get(name)
         if module is not None:
             _apply(name, module)
+    _swap(_in_modules())
 
 
 def uninstall():
@@ -157,10 +165,9 @@ def uninstall():
             _callbacks.pop()()
         except Exception as error:  # noqa: BLE001
             state.failed("unhook", error)
+    _swap([(ours, original) for original, ours in _in_modules()])
     while _undo:
         owner, name, original, ours = _undo.pop()
-        for module in _exporters(owner, name, ours):
-            setattr(module, name, original)
         if vars(owner).get(name) is not ours:
             continue  # somebody patched over us: their wrapper holds ours, which does nothing once there is no writer
         if original is _MISSING:

@@ -9,6 +9,7 @@ from .hooks import HIDDEN
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY_PARTS = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_TORCH_PARTS = tuple(part + "torch" + os.sep for part in _LIBRARY_PARTS)
 _prefixes = None
 
 
@@ -16,7 +17,8 @@ def _library_prefixes():
     global _prefixes
     if _prefixes is None:
         paths = sysconfig.get_paths()
-        names = ("stdlib", "platstdlib", "purelib", "platlib")
+        # Scripts: what pip installs as a command holds no line of the user's either.
+        names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
         _prefixes = tuple({os.path.abspath(paths[n]) + os.sep for n in names if n in paths} | {_HERE + os.sep})
         _prefixes += tuple({os.path.realpath(p) + os.sep for p in _prefixes})
     return _prefixes
@@ -28,12 +30,12 @@ def is_library(path):
 
 
 def user_site(depth=1):
-    """``file:line`` of the innermost frame of the user's; the outermost frame of all when there is none.
+    """``file:line`` of the innermost frame of the user's; of the innermost package but torch when there is none.
 
     Returns also whether the direct caller was the user's own code.
     """
     frame = sys._getframe(depth)
-    direct, last = None, None
+    direct, last, package = None, None, None
     while frame is not None:
         path = frame.f_code.co_filename
         library = is_library(path)
@@ -41,8 +43,11 @@ def user_site(depth=1):
             direct = not library
         if not library:
             return text(path, frame.f_lineno), bool(direct)
+        if package is None and any(p in path for p in _LIBRARY_PARTS) and not any(p in path for p in _TORCH_PARTS):
+            package = frame
         last = frame
         frame = frame.f_back
+    last = package or last
     return text(last.f_code.co_filename, last.f_lineno), False
 
 

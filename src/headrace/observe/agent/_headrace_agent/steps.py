@@ -1,10 +1,11 @@
 """Hooks that bound and explain a step outside the loader: backward, optimizer, save, collectives called from Python."""
 
 import functools
+import sys
 import time
 
 from . import calls, stacks, state
-from .hooks import on_import, replace, when_uninstalled
+from .hooks import HIDDEN, on_import, replace, when_uninstalled
 
 OPTIMIZER, BACKWARD, DIST, SAVE = 8, 9, 13, 14
 _mono = time.monotonic_ns
@@ -63,6 +64,19 @@ def _note_step(t0):
         w.event(OPTIMIZER, t0, _mono())
         stacks.after_step(w)
         calls.after_step()
+
+
+@on_import("torch.distributed._functional_collectives")
+def traceable(module):
+    """torch.compile knows collectives by identity: its table must hold them with and without our hook."""
+    table = getattr(module, "traceable_collective_remaps", {})
+    home = sys.modules["torch.distributed.distributed_c10d"]
+    for function, rewritten in list(table.items()):
+        standing = getattr(home, function.__name__, None)
+        if standing is not function and getattr(standing, "__wrapped__", None) is function:
+            table[standing] = rewritten
+        elif function.__code__.co_filename == HIDDEN:
+            table[function.__wrapped__] = rewritten
 
 
 @on_import("torch.optim.optimizer")
