@@ -8,7 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.run.inline import Observation as observe
+    from headrace.run.inline import Observation
+
+    def observe() -> Observation:
+        """What type checkers see: the package ``headrace.observe`` can be called."""
+
 
 __all__ = ["__version__", "observe"]
 

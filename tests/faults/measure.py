@@ -91,7 +91,7 @@ def advise(fault: Fault, start_method: str, num_pairs: int, settings: Settings, 
         ran = processes.watched(fault, ["--seconds", str(WATCHED_S), "--start-method", start_method], settings)
         _predict(row, ran.record)
         row.outside_cores = ran.outside_cores
-        while len(row.pairs) < num_pairs or _open(row, num_pairs, budget):
+        while row.predicted is not None and (len(row.pairs) < num_pairs or _open(row, num_pairs, budget)):
             row.pairs.append(_pair(row, settings))
         row.outcome = judge_advice(row)
     except processes.Skipped as reason:

@@ -10,7 +10,10 @@ from tests.process.agent_programs import watch
 
 pytestmark = pytest.mark.slow
 #: Those of scenarios.py. (Importing it would import torch here.)
-ALWAYS = ("map", "iterable", "liar", "batch_sampler", "no_batches", "dicts", "points", "getitems", "error", "broken_off", "pinned")
+ALWAYS = (
+    "map", "iterable", "liar", "batch_sampler", "no_batches", "dicts", "points", "getitems", "error", "broken_off",
+    "pinned",
+)  # fmt: skip
 ONLY_WITH_WORKERS = ("persistent", "any_order")
 #: Workers under spawn import torch once each: one loader with persistent workers is enough.
 GROUPS = (["fork:0"], ["fork:2", "spawn:1/persistent", "forkserver:2/points"])
@@ -72,7 +75,7 @@ class TestOdd:
 
     @pytest.mark.parametrize("name", ["names", "forks", "commands", "threads", "daemon"])
     def test_same(self, odd, name):
-        """Two threads, a pool and commands in a dataset, a forked child, a thread at exit, and torch's names are as alone."""
+        """Two threads, a pool and commands in a dataset, a forked child, a thread at exit, torch's names: as alone."""
         alone, watched = self.saw(odd, name)
         assert watched == alone
 
@@ -123,7 +126,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("workers", ["0", "2"])
     def test_unhooks(self, tmp_path, workers):
-        """After N steps every patched attribute is torch's own again, the results are the same, later steps leave nothing."""
+        """After N steps every patched attribute is torch's own again; same results, later steps leave nothing."""
         alone = watch.bare(tmp_path, "stepped.py", workers).lines[0]
         done = watch.with_agent(tmp_path, "stepped.py", workers, steps=10)
         watched = done.lines[0]

@@ -88,7 +88,7 @@ def test_rates_are_means_over_the_span():
 
 
 def test_a_worker_born_within_the_span_counts_from_its_birth():
-    """Workers that come and go add what they did within the span: from birth, or from its first sample, to their last."""
+    """Workers that come and go add what they did within the span: from birth, or its first sample, to their last."""
     rows = [
         HostSample(t_ns=t * S, procs=[proc(10 + t, on_cpu_ns=5 * S), proc(11 + t, on_cpu_ns=2 * S)]) for t in range(4)
     ]

@@ -131,8 +131,8 @@ def _oversubscribed(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> 
         line = "# lift the CPU affinity: taskset, numactl, the batch system's CPU binding"
         return [_change("affinity", affinity_gain(facts), line, host.narrow_cpus, host.machine_cores)]
     if verdict.detail == "workers":
-        fewer = fewer_gain(facts)
-        number = max(int(whatif.cores(facts)), 1)
+        fewer = fewer_gain(facts)  # None: it cannot be told from this run
+        number = max(int(whatif.cores(facts)), 1) * (1 if fewer else 2)
         return [
             _change(
                 "num_workers", fewer, dataloader_line(facts.view.info, num_workers=number), facts.num_workers, number

@@ -26,6 +26,8 @@ POOL_FRAC = 0.2
 #: CPU a minor fault with a 4 KiB copy takes: 0.5-1.2 us on bare x86-64, up to 4 us in a virtual machine.
 FAULT_NS = (500.0, 4_000.0)
 SATURATED_FRAC = 0.85
+#: Workers per core from which their number is called too high (deit issue 81: 8 per core, half of 2 per core was best).
+CROWD_PER_CORE = 6
 
 assert {"storage", "workers", "preprocess", "oversubscribed"} <= set(get_args(CauseName))
 
@@ -79,6 +81,9 @@ def _shares(facts: Facts, rank_frac: float, gains: dict[str, float]) -> dict[Cau
         "sync": (share(facts.parts_ns["sync"]), ""),
     }
     fetch = share(charged["fetch"])
+    if crowded(facts):  # neither worker nor trainer gets a core to hand a batch over with
+        fetch += share(charged["latency"])
+        shares["transport"] = (share(charged["transport"]), "")
     kind, detail = fetch_cause(facts, gains)
     straggling = straggler_frac(facts)
     waits = fetch + shares["collate"][0]
@@ -166,13 +171,26 @@ def fetch_cause(facts: Facts, gains: dict[str, float]) -> tuple[CauseName, str]:
         return "oversubscribed", "threads"
     if narrow(facts) and gains.get("affinity", 1.0) >= 1.05:
         return "oversubscribed", "affinity"
-    if gains.get("fewer", 1.0) >= 1.05:
+    if gains.get("fewer", 1.0) >= 1.05 or crowded(facts):
         return "oversubscribed", "workers"
     if _pressed(facts):
         return "memory", "reclaim"
     if _core_idled(facts):
         return "workers", ""
     return "preprocess", ""
+
+
+def crowded(facts: Facts) -> bool:
+    """Whether workers so outnumber the cores that each of them mostly stands in the run queue.
+
+    From several per core the count itself costs: each one starts, opens the data and holds batches for itself. What
+    fewer would gain cannot be told from one run.
+    """
+    split, cores = facts.fetch_split, facts.host.free_cores
+    if split is None or cores is None:
+        return False
+    many = facts.num_workers >= CROWD_PER_CORE * max(cores, 1.0)
+    return many and split["run_queue"] >= 3 * split["on_cpu"]
 
 
 def memory_frac(facts: Facts) -> float:

@@ -1,10 +1,11 @@
 """Which stage has to become faster: the wait, charged to what kept the awaited batch from being there earlier. Pure.
 
-Where a batch was while it was awaited (``attribution.split_wait``) is not always what to change. A batch on its way from
-its worker is held up by what that worker does meanwhile: a worker that runs the next batch's Python code holds the GIL
-that its sending threads need, and a worker without a pause sets the rate, however its batches travel. So a journey counts
-as ``transport`` only for what the batch's size explains; the rest belongs to the worker's work of that time, or, when the
-worker was idle, to the ``latency`` of waking processes (1-3 ms a batch here), which no setting of a DataLoader removes.
+Where a batch was while it was awaited (``attribution.split_wait``) is not always what to change. A batch on its way
+from its worker is held up by what that worker does meanwhile: a worker that runs the next batch's Python code holds the
+GIL that its sending threads need, and a worker without a pause sets the rate, however its batches travel. So a journey
+counts as ``transport`` only for what the batch's size explains; the rest belongs to the worker's work of that time, or,
+when the worker was idle, to the ``latency`` of waking processes (1-3 ms a batch here), which no setting of a DataLoader
+removes.
 """
 
 from __future__ import annotations

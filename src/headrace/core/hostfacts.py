@@ -51,7 +51,7 @@ class HostFacts:
     psi_memory_frac: float | None = None
     private_dirty_growth_bytes_per_s: float | None = None
     private_dirty_bytes: int | None = None
-    #: Private dirty pages per minor fault: near 1 when each fault copied a shared page, near 0 for memory that is freed.
+    #: Private dirty pages per minor fault: near 1 when each fault copied a shared page, near 0 for memory then freed.
     fault_kept_frac: float | None = None
     swap_bytes: int | None = None
     memory_used_frac: float | None = None

@@ -18,6 +18,8 @@ Kind = f.EventKind
 PAUSE_FACTOR, PAUSE_NS = 3.0, 2_000_000
 #: A fetch this many times the median is a slow batch.
 SLOW_FACTOR = 2.5
+#: A batch handed to the queue this long before it is asked for has been through the feeder thread.
+READY_NS = 1_000_000
 
 
 @dataclasses.dataclass
@@ -56,6 +58,8 @@ class Facts:
     has_device_clock: bool = False
     #: Of the steps whose batch was ready, how many found the device run dry: the host is too slow to issue work.
     dry_frac: float = 0.0
+    #: What ``next()`` takes when the batch was there long before it was asked for; None without such steps.
+    handover_ns: float | None = None
     #: What the pipeline model says of the measured configuration; filled in by ``whatif``.
     predicted_now_ns: float | None = None
 
@@ -119,6 +123,16 @@ def _waits(facts: Facts, index: TaskIndex) -> None:
         total = sum(split.values())
     facts.fetch_split = {k: v / total for k, v in split.items()} if total else None
     facts.slow_wait_frac = _slow_share(facts, index)
+    facts.handover_ns = _handover_ns(facts, index)
+
+
+def _handover_ns(facts: Facts, index: TaskIndex) -> float | None:
+    waits = []
+    for step in facts.view.steady:
+        task = index.of(step)
+        if task is not None and facts.num_workers and task.put + READY_NS < step.wait0:
+            waits.append(float(step.wait_ns))
+    return stats.median(waits) if len(waits) >= 5 else None
 
 
 def _split_fetch(split: dict[str, float], task: Task, weight_ns: float) -> None:

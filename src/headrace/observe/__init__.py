@@ -20,8 +20,8 @@ class _Callable(types.ModuleType):
     def __call__(self) -> Observation:
         """Observes this process for the length of a ``with`` block.
 
-        Call it from the thread that trains. Entering hooks this process and starts a sampler beside it; leaving unhooks,
-        and blocks for the analysis. ``report()`` of what it returns shows itself as HTML in Jupyter.
+        Call it from the thread that trains. Entering hooks this process and starts a sampler beside it; leaving
+        unhooks, and blocks for the analysis. ``report()`` of what it returns shows itself as HTML in Jupyter.
 
         Raises:
             UsageError: on entering, when this process is observed already.

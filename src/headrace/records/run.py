@@ -26,7 +26,7 @@ MAX_LANE_EVENTS = 50_000
 
 
 class Evidence(msgspec.Struct, kw_only=True):
-    """One measured row behind a finding. ``unit`` is e.g. ``frac``, ``ns``, ``bytes``, ``cores``, ``count`` or ``text``."""
+    """One measured row behind a finding. ``unit``: e.g. ``frac``, ``ns``, ``bytes``, ``cores``, ``count``, ``text``."""
 
     name: str
     value: float | int | str | None
@@ -78,9 +78,9 @@ class StepNs(msgspec.Struct, kw_only=True):
 class TimeFrac(msgspec.Struct, kw_only=True):
     """Where the loader's whole observed time went; sums to 1.
 
-    ``step``: the step body. ``stall``: this loader's stall in steady steps. ``epoch``: the stall at epoch starts and ends.
-    ``other_loader``: the wait for another loader inside the step. ``copy``/``sync``/``launch``: device idle for these.
-    ``rank``: waiting for a late rank. ``outside``: evaluation, checkpoints, logging.
+    ``step``: the step body. ``stall``: this loader's stall in steady steps. ``epoch``: the stall at epoch starts and
+    ends. ``other_loader``: the wait for another loader inside the step. ``copy``/``sync``/``launch``: device idle for
+    these. ``rank``: waiting for a late rank. ``outside``: evaluation, checkpoints, logging.
     """
 
     step: float
@@ -125,7 +125,10 @@ class ServiceNs(msgspec.Struct, kw_only=True):
 
 
 class Series(msgspec.Struct, kw_only=True):
-    """Columns over steps, at most MAX_SERIES_STEPS, the worst among them. Times in ns; ``start_ns`` counts from the run's start."""
+    """Columns over steps, at most MAX_SERIES_STEPS, the worst among them.
+
+    Times in ns; ``start_ns`` counts from the run's start.
+    """
 
     step_idx: list[int] = []
     start_ns: list[int] = []
@@ -136,7 +139,10 @@ class Series(msgspec.Struct, kw_only=True):
     num_steps_seen: int = 0
 
 
-LaneKind = Literal["wait", "step", "epoch", "fetch", "collate", "transport", "pin", "copy", "sync", "backward", "optimizer", "save", "dist"]
+LaneKind = Literal[
+    "wait", "step", "epoch", "fetch", "collate", "transport", "pin", "copy", "sync", "backward", "optimizer", "save",
+    "dist",
+]  # fmt: skip
 
 
 class Lane(msgspec.Struct, kw_only=True):
@@ -206,7 +212,7 @@ class Loader(msgspec.Struct, kw_only=True):
 
 
 class Process(msgspec.Struct, kw_only=True):
-    """One process that iterated a loader, or a Python process that never reported (``loaders`` empty, reason in ``note``)."""
+    """One process that iterated a loader, or a Python that never reported (``loaders`` empty, reason in ``note``)."""
 
     pid: int
     rank: int | None = None

@@ -43,21 +43,22 @@ CONTROL_STOP, CONTROL_SAMPLE_UNTIL_NS, CONTROL_MAX_STEPS, CONTROL_WARMUP_STEPS =
 class EventKind(enum.IntEnum):
     """Kinds of events. An event is 8 little-endian u64: kind, t0_ns, t1_ns, a, b, c, d, e.
 
-    Times are ``time.monotonic_ns()``, one clock for all processes of a machine. ``w1`` is worker_id + 1, 0 in the trainer.
+    Times are ``time.monotonic_ns()``, one clock for all processes of a machine. ``w1`` is worker_id + 1, 0 in the
+    trainer.
     """
 
-    NEXT = 1  # __next__ of an iterator: a=iter, b=num delivered before in this epoch, c=flags, d=on-CPU ns, e=torch's batch idx
-    EPOCH = 2  # DataLoader.__iter__: a=iter, b=loader, c=1 when persistent workers were reused, d=epoch number of the iterator
+    NEXT = 1  # __next__: a=iter, b=num delivered before in this epoch, c=flags, d=on-CPU ns, e=torch's batch idx
+    EPOCH = 2  # DataLoader.__iter__: a=iter, b=loader, c=1 when persistent workers were reused, d=the iterator's epoch
     RECV = 3  # trainer got a batch from the result (or pin) queue: a=iter, b=idx, c=resume count
     FETCH = 4  # fetcher.fetch: a=w1, b=idx (NONE in the trainer), c=collate ns, d=on-CPU ns, e=run-queue ns or NONE
-    TASK = 5  # worker, t0=index received, t1=batch handed to the queue: a=w1, b=idx, c=resume count, d=bytes, e=num tensors
-    SAMPLE = 6  # slowest sample of a fetch, t0..t1: a=w1, b=idx, c=sample index or NONE, d=num samples, e=process CPU ns of the fetch
+    TASK = 5  # worker, t0=got index, t1=batch handed to the queue: a=w1, b=idx, c=resume count, d=bytes, e=num tensors
+    SAMPLE = 6  # slowest sample: a=w1, b=idx, c=its index or NONE, d=num samples, e=process CPU ns of the fetch
     PIN = 7  # pin thread, t0=received, t1=handed on: a=queue id, b=idx
     OPTIMIZER = 8  # optimizer.step
     BACKWARD = 9  # torch.autograd.backward
     COPY = 10  # host -> device: a=bytes, b=flags (1 pinned, 2 non_blocking), c=site
     SYNC = 11  # host waited for the device: c=site, d=1 when the device idled after it
-    DEVICE = 12  # device clock around __next__: a=iter, b=num delivered, c=idle ns, d=1 had run dry, 0 not, NONE unknown
+    DEVICE = 12  # device clock around __next__: a=iter, b=num delivered, c=idle ns, d=1 had run dry, 0 not, or NONE
     DIST = 13  # a collective call from Python: c=site
     SAVE = 14  # torch.save
     CALL = 15  # --data: one call of the named function or one item of the named iterator: a=iter
@@ -167,7 +168,10 @@ class HostSample(msgspec.Struct, kw_only=True, omit_defaults=True, tag="sample")
 
 
 class Machine(msgspec.Struct, kw_only=True, omit_defaults=True, tag="machine"):
-    """First line of ``host.jsonl``; also the ``fingerprint`` of a run. A missing value has its reason in ``unavailable``."""
+    """First line of ``host.jsonl``; also the ``fingerprint`` of a run.
+
+    A missing value has its reason in ``unavailable``.
+    """
 
     hostname_hash: str | None = None
     kernel: str | None = None

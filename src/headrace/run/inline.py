@@ -63,7 +63,8 @@ class Observation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Unhooks and reads what was seen. Blocks for the analysis; an error of the block passes through."""
-        assert self._run_dir is not None and self._agent is not None
+        assert self._run_dir is not None
+        assert self._agent is not None
         self._agent.stop()
         self._stop_sampler()
         self._write("end.json", RunEnd(ended="exit", ended_mono_ns=time.monotonic_ns()))
@@ -136,7 +137,8 @@ def _load_agent() -> ModuleType:
     """Imports the agent by its file: its directory holds a ``sitecustomize`` that must not come onto ``sys.path``."""
     path = Path(__file__).resolve().parent.parent / "observe" / "agent" / _AGENT / "__init__.py"
     spec = importlib.util.spec_from_file_location(_AGENT, path, submodule_search_locations=[str(path.parent)])
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[_AGENT] = module
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""outside: a checkpoint every few steps, written and flushed before training goes on."""
+"""outside: a checkpoint every few steps, written to the node's memory disk before training goes on."""
 
 import os
 import tempfile
@@ -16,6 +16,7 @@ FAULT = {
     "fixed": {"every": 40},
     "advice": ["checkpoint"],
     "rate": "all",
+    "needs_shm_bytes": 1_000_000_000,
 }
 
 
@@ -42,14 +43,12 @@ def make_loader(args):
 def save(model, directory):
     with open(os.path.join(directory, "last.pt"), "wb") as file:
         torch.save(model.state_dict(), file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def train(args, loader, meter):
     model = nn.ModuleDict({"head": nn.Linear(64, 10), "vocabulary": nn.Embedding(args.vocabulary, 256)})
     optimizer = torch.optim.SGD(model["head"].parameters(), lr=0.1)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         for _ in range(args.epochs):
             meter.epoch()
             for idx, (vectors, labels) in enumerate(loader):
@@ -64,4 +63,4 @@ def train(args, loader, meter):
 
 
 if __name__ == "__main__":
-    truthlib.main(FAULT, make_loader, train, num_workers=2, device_ms=40, every=8, vocabulary=70_000)
+    truthlib.main(FAULT, make_loader, train, num_workers=2, device_ms=40, every=8, vocabulary=150_000)

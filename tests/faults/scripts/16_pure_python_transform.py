@@ -33,7 +33,7 @@ class Documents(IterableDataset):
 
     def __init__(self, num, tokenized):
         self.num = num
-        self.texts = [TEXT[part:] + TEXT * 200 for part in range(8)]
+        self.texts = [TEXT[part:] + TEXT * 320 for part in range(8)]
         self.tokens = [tokenize(text) for text in self.texts] if tokenized else None
 
     def __len__(self):

@@ -64,4 +64,4 @@ def train(args, loader, meter):
 
 
 if __name__ == "__main__":
-    truthlib.main(FAULT, make_loader, train, num_workers=8, device_ms=12, decoded=False)
+    truthlib.main(FAULT, make_loader, train, num_workers=8, device_ms=8, decoded=False)

@@ -158,7 +158,7 @@ def _truth(fault: dict[str, Any], args: SimpleNamespace, make_loader: MakeLoader
     cached = [tree_map(_private, batch) for batch in itertools.islice(make_loader(args), num_cached)]
     pairs: list[dict[str, float]] = []
     while len(pairs) < 2 * args.repeats and len(_quiet(pairs)) < args.repeats:
-        pairs.append(_pair(args, make_loader, train, cached))
+        pairs.append(_pair(args, make_loader, train, cached, replay_first=len(pairs) % 2 == 1))
         if fault.get("ranks", 1) > 1 and len(pairs) == args.repeats:
             break  # ranks must run equally often, and each sees its own quiet
     used = _quiet(pairs) if len(_quiet(pairs)) >= args.repeats else pairs
@@ -178,10 +178,17 @@ def _quiet(pairs: list[dict[str, float]]) -> list[dict[str, float]]:
     return [pair for pair in pairs if pair["outside_cores"] < QUIET_CORES]
 
 
-def _pair(args: SimpleNamespace, make_loader: MakeLoader, train: Train, cached: list[Any]) -> dict[str, float]:
+def _pair(
+    args: SimpleNamespace, make_loader: MakeLoader, train: Train, cached: list[Any], *, replay_first: bool
+) -> dict[str, float]:
+    """One real and one replayed run; the order alternates, so that what a run leaves behind falls on both."""
     outside = pressure.Outside()
+    replay = Replay(cached, args.steps // args.epochs)
+    if replay_first:
+        replayed = _timed(train, args, replay)
     real = _timed(train, args, make_loader(args))
-    replayed = _timed(train, args, Replay(cached, args.steps // args.epochs))
+    if not replay_first:
+        replayed = _timed(train, args, replay)
     if real.num_steps != replayed.num_steps:
         raise RuntimeError(f"{real.num_steps} real steps but {replayed.num_steps} replayed")
     return {

@@ -1,4 +1,4 @@
-"""Two epochs of five batches of four, with as many workers as asked for. ``counted.py WORKERS METHOD``."""
+"""Two epochs of five batches of four in each place: ``counted.py WORKERS:METHOD...``."""
 
 import sys
 
@@ -14,10 +14,13 @@ class Numbers(Dataset):
         return torch.full((6,), float(index))
 
 
-def main():
-    workers, method = int(sys.argv[1]), sys.argv[2] if sys.argv[1] != "0" else None
+def main(workers, method):
     loader = DataLoader(
-        Numbers(), batch_size=4, num_workers=workers, multiprocessing_context=method, persistent_workers=workers > 0
+        Numbers(),
+        batch_size=4,
+        num_workers=workers,
+        multiprocessing_context=method if workers else None,
+        persistent_workers=workers > 0,
     )
     weight = torch.nn.Parameter(torch.ones(6))
     optimizer = torch.optim.SGD([weight], lr=0.001)
@@ -28,4 +31,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    for place in sys.argv[1:]:
+        main(int(place.split(":")[0]), place.split(":")[1])

@@ -1,4 +1,7 @@
-"""A training loop over the fake torch: ``fake_training.py METHOD SECONDS``; at least three epochs of four batches."""
+"""A training loop over the fake torch: ``fake_training.py METHOD SECONDS``; at least three epochs of four batches.
+
+With SECONDS other than 0 a sample takes 50 ms.
+"""
 
 import json
 import os
@@ -16,6 +19,7 @@ class Squares:
         return 8
 
     def __getitem__(self, index):
+        time.sleep(0.05 if sys.argv[2:3] != ["0"] else 0)
         return index * index
 
 
@@ -33,7 +37,8 @@ def main():
         epoch += 1
     torch.save(seen, os.devnull)
     facts = {"seen": seen[:12], "path": sys.path, "site": "sitecustomize" in sys.modules, "steps": optimizer.num_steps}
-    facts |= {"usercustomize": getattr(sys, "user_was_here", None), "sitecustomize": getattr(sys, "site_was_here", None)}
+    facts["usercustomize"] = getattr(sys, "user_was_here", None)
+    facts["sitecustomize"] = getattr(sys, "site_was_here", None)
     print(json.dumps(facts))
     sys.exit(7)
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site-packages"))
-from endless import InfiniteDataLoader  # noqa: E402 - an installed package, as far as headrace can tell
+from endless import InfiniteDataLoader  # an installed package, as far as headrace can tell
 
 
 class Numbers(Dataset):
@@ -77,7 +77,7 @@ def validation_inside():
 def adversaries():
     real = DataLoader(Numbers(12), batch_size=2, num_workers=1)  # site: zip, one
     noise = DataLoader(Numbers(12), batch_size=2, num_workers=1)  # site: zip, two
-    for one, two in zip(real, noise):
+    for one, two in zip(real, noise, strict=False):
         train(one + two)
 
 

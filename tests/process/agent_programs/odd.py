@@ -79,7 +79,8 @@ def descriptors():
 
     for _ in DataLoader(Numbers(), batch_size=4):
         here = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-    workers = [list(map(int, pair)) for pair in DataLoader(Look(), batch_size=None, num_workers=1, multiprocessing_context="fork")]
+    looks = DataLoader(Look(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    workers = [list(map(int, pair)) for pair in looks]
     return [here, workers, [thread.name for thread in threading.enumerate()]]
 
 

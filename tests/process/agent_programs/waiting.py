@@ -1,4 +1,4 @@
-"""Trains until it is told to end: says ``ready PID WORKER...`` after two batches, then goes on until its stdin closes."""
+"""Trains until it is told to end: says ``ready PID WORKER...`` after two batches, goes on until its stdin closes."""
 
 import os
 import sys

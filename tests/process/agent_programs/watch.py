@@ -20,7 +20,7 @@ from tests.process.launching import SRC, environment
 HERE = Path(__file__).parent
 #: The directory that goes onto PYTHONPATH.
 AGENT = next(p for p in (SRC / "headrace" / name / "agent" for name in ("observer", "observe")) if p.exists())
-TIMEOUT_S = 240
+TIMEOUT_S = 120
 
 
 class Done(NamedTuple):
@@ -97,7 +97,8 @@ def bare(tmp_path: Path, program: str, *words: str, **more: str) -> Done:
 def with_agent(tmp_path: Path, program: str, *words: str, steps: int = 0, **more: str) -> Done:
     """The same with the agent in it, without headrace around it."""
     run_dir = new_run_dir(tmp_path, steps=steps)
-    return run([sys.executable, HERE / program, *words], agent_environ(plain_environ(tmp_path, **more), run_dir), run_dir)
+    environ = agent_environ(plain_environ(tmp_path, **more), run_dir)
+    return run([sys.executable, HERE / program, *words], environ, run_dir)
 
 
 def under_headrace(tmp_path: Path, program: str, *words: str, options=(), **more: str) -> Done:

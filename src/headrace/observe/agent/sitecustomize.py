@@ -26,7 +26,7 @@ def _chain():
     # The import system finds the next one and puts it in our place. An error in it is the user's to see, so it passes
     # through; so does the ImportError when there is none, which site expects.
     del sys.modules["sitecustomize"]
-    import sitecustomize  # noqa: F401
+    import sitecustomize  # type: ignore[import-not-found, unused-ignore]  # noqa: F401 - the user's, if any
 
 
 _start()

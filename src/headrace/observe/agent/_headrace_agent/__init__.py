@@ -22,7 +22,7 @@ __all__ = ["note_simulated", "start", "stop"]
 
 
 def start(run_dir, data=None):
-    """Begins observing this process and, by fork or environment, its children. Does not import torch, does not block."""
+    """Begins observing this process and, by fork or environment, its children. Neither imports torch nor blocks."""
     if state.writer is not None:
         return
     state.begin(run_dir, data or os.environ.get("HEADRACE_DATA"))

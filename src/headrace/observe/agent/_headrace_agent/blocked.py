@@ -19,11 +19,11 @@ _ARM = {
     115: "sleep", 98: "futex", 32: "flock", 25: "flock", 260: "child", 95: "child",
 }  # fmt: skip
 _TABLE = {"x86_64": _X86, "aarch64": _ARM}.get(platform.machine(), {})
-_mounts = None
+_mounts: list[tuple[str, str]] | None = None  # (mount point, file system)
 
 
 def blocked_on(tid):
-    """``running``, ``unknown``, ``lock``, ``sleep``, ``child``, ``poll``, ``socket``, ``pipe`` or ``file PATH (FSTYPE)``."""
+    """One of ``running unknown lock sleep child poll socket pipe``, or ``file PATH (FSTYPE)``."""
     try:
         with open("/proc/self/task/%d/syscall" % tid, encoding="ascii") as text:
             fields = text.read().split()

@@ -19,7 +19,7 @@ _wanted = None
 
 
 def arm(spec):
-    """``spec`` is ``module:name`` or ``module:Class.name``; the script's own file name or ``__main__`` mean the script."""
+    """``spec`` is ``module:name`` or ``module:Class.name``; the script's file name or ``__main__`` mean the script."""
     global _wanted
     module, _, name = spec.partition(":")
     _wanted = (module, name)
@@ -59,13 +59,15 @@ def after_step():
 
 def _patch(module):
     global _wanted
-    *outer, name = _wanted[1].split(".")
+    # None when the main script had it and is now imported under its own name: _apply() notes the error.
+    wanted: tuple[str, str] = _wanted  # type: ignore[assignment]
+    *outer, name = wanted[1].split(".")
     owner = module
     for part in outer:
         owner = getattr(owner, part, None)
     if not hasattr(owner, name):
         return  # not there yet
-    source = _wanted[0] + ":" + _wanted[1]
+    source = wanted[0] + ":" + wanted[1]
     _wanted = None
     iter_id = state.next_id()
     state.meta("loader", loader=iter_id, site=source, call=True)

@@ -24,9 +24,9 @@ _MAX_PENDING = 64
 _READY_NS = 300_000
 
 _cuda = None
-_pool = []
-_pending = collections.deque()
-_site_ids = {}
+_pool: list[tuple] = []  # pairs of events to use again
+_pending: collections.deque[tuple] = collections.deque()  # (pair, iter, batches before, had run dry)
+_site_ids: dict[str, int] = {}
 
 
 @on_import("torch.cuda")
@@ -64,9 +64,10 @@ def before_next():
 
 @state.quiet("device clock")
 def _record_first():
-    if _cuda.is_current_stream_capturing() or len(_pending) >= _MAX_PENDING:
+    # before_next() asked whether there is _cuda.
+    if _cuda.is_current_stream_capturing() or len(_pending) >= _MAX_PENDING:  # type: ignore[union-attr]  # see above
         return None
-    pair = _pool.pop() if _pool else (_cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True))
+    pair = _pool.pop() if _pool else (_cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True))  # type: ignore[union-attr]  # see above
     pair[0].record()
     return pair
 

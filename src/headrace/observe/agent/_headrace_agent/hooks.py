@@ -8,9 +8,9 @@ import sys
 
 from . import state
 
-_targets = {}  # module name -> list of patch functions
-_undo = []  # (owner, name, original or _MISSING, ours)
-_callbacks = []  # other ways to unhook
+_targets: dict[str, list] = {}  # module name -> list of patch functions
+_undo: list[tuple] = []  # (owner, name, original or _MISSING, ours)
+_callbacks: list = []  # other ways to unhook
 _MISSING = object()
 _finder = None
 _loaded = False
@@ -31,7 +31,7 @@ def on_import(name):
 
 
 def replace(owner, name, make):
-    """Sets ``owner.name = make(original)``; undone by ``uninstall``. Raises AttributeError when there is no original."""
+    """Sets ``owner.name = make(original)``; undone by ``uninstall``. AttributeError when there is no original."""
     own = vars(owner).get(name, _MISSING)
     original = getattr(owner, name)
     ours = make(original)

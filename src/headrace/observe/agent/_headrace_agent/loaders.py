@@ -20,10 +20,11 @@ STOP, ERROR = 1, 2
 
 _mono = time.monotonic_ns
 _thread_time = time.thread_time_ns
-_sites = weakref.WeakKeyDictionary()  # loader -> site
-_dataset_sites = {}  # id(dataset) -> (weak reference or None, first site): frameworks make loaders again
-_loader_ids = weakref.WeakKeyDictionary()
-_iterators = weakref.WeakSet()
+_sites: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # loader -> site
+#: id(dataset) -> (weak reference, first site): frameworks make loaders again.
+_dataset_sites: dict[int, tuple] = {}
+_loader_ids: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_iterators: weakref.WeakSet = weakref.WeakSet()
 _hook_every = 32
 _inside = threading.local()
 
@@ -70,7 +71,7 @@ def worker_loop(module):
 
 
 @on_import("torch.utils.data.dataloader")
-def torch_facts(module):
+def torch_facts(_module):
     torch = sys.modules["torch"]
     version = getattr(getattr(torch, "version", None), "__version__", None)
     state.meta("torch", version=version, cuda=getattr(getattr(torch, "version", None), "cuda", None))
@@ -162,7 +163,7 @@ def _loader_id(loader):
 
 def _describe(loader, loader_id):
     dataset = loader.dataset
-    context = loader.multiprocessing_context
+    context = getattr(loader, "multiprocessing_context", None)
     if context is None:
         import multiprocessing
 
@@ -171,6 +172,7 @@ def _describe(loader, loader_id):
     else:
         method = context.get_start_method()
     # Never len(loader): torch remembers that it was asked and warns about it later, and samplers may draw in it.
+    collate = getattr(loader, "collate_fn", None)
     site = _sites.get(loader)
     state.meta(
         "loader",
@@ -180,13 +182,13 @@ def _describe(loader, loader_id):
         dataset_id=id(dataset),
         iterable=getattr(loader, "_dataset_kind", 0) == 1,
         batch_size=_batch_size(loader),
-        num_workers=loader.num_workers,
-        pin_memory=bool(loader.pin_memory),
+        num_workers=getattr(loader, "num_workers", None),
+        pin_memory=bool(getattr(loader, "pin_memory", False)),
         prefetch_factor=getattr(loader, "prefetch_factor", None),
         persistent_workers=getattr(loader, "persistent_workers", None),
         in_order=getattr(loader, "in_order", True),
         start_method=method,
-        collate=getattr(loader.collate_fn, "__qualname__", type(loader.collate_fn).__qualname__),
+        collate=getattr(collate, "__qualname__", type(collate).__qualname__),
         guard=_main_guard(),
         pickles=_pickles(loader, method),
     )
@@ -213,10 +215,10 @@ def _main_guard():
 
 
 def _pickles(loader, method):
-    """For spawn and forkserver without workers so far: whether the dataset could be sent. Types only, no data is pickled."""
+    """For spawn and forkserver without workers so far: whether the dataset could be sent. No data is pickled."""
     if method == "fork":
         return True
-    for part in (type(loader.dataset), loader.collate_fn, getattr(loader, "worker_init_fn", None)):
+    for part in (type(loader.dataset), getattr(loader, "collate_fn", None), getattr(loader, "worker_init_fn", None)):
         name = getattr(part, "__qualname__", "")
         if "<lambda>" in name or "<locals>" in name:
             return False
@@ -226,7 +228,8 @@ def _pickles(loader, method):
 def _describe_iterator(iterator, loader_id):
     pids = [w.pid for w in getattr(iterator, "_workers", ())]
     queue = getattr(iterator, "_worker_result_queue", None)
-    state.meta("iter", iter=iterator._headrace_id, loader=loader_id, workers=pids, queue=id(queue) if queue is not None else 0, rank=_rank())
+    queue_id = id(queue) if queue is not None else 0
+    state.meta("iter", iter=iterator._headrace_id, loader=loader_id, workers=pids, queue=queue_id, rank=_rank())
 
 
 def _rank():
@@ -329,4 +332,3 @@ def _adopt_late(iterator):
     )
     _describe_iterator(iterator, loader_id)
     return iterator._headrace_id
-

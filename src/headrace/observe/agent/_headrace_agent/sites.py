@@ -3,6 +3,7 @@
 import os
 import sys
 import sysconfig
+from types import FrameType
 
 from . import state
 from .hooks import HIDDEN
@@ -19,14 +20,14 @@ def _library_prefixes():
         paths = sysconfig.get_paths()
         # Scripts: what pip installs as a command holds no line of the user's either.
         names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-        _prefixes = tuple({os.path.abspath(paths[n]) + os.sep for n in names if n in paths} | {_HERE + os.sep})
-        _prefixes += tuple({os.path.realpath(p) + os.sep for p in _prefixes})
+        found = {os.path.abspath(paths[n]) + os.sep for n in names if n in paths} | {_HERE + os.sep}
+        _prefixes = ("<frozen", *found, *{os.path.realpath(p) + os.sep for p in found})
     return _prefixes
 
 
 def is_library(path):
     """True for the standard library, installed packages and headrace itself."""
-    return path.startswith("<frozen") or any(p in path for p in _LIBRARY_PARTS) or path.startswith(_library_prefixes())
+    return any(p in path for p in _LIBRARY_PARTS) or path.startswith(_library_prefixes())
 
 
 def user_site(depth=1):
@@ -34,7 +35,7 @@ def user_site(depth=1):
 
     Returns also whether the direct caller was the user's own code.
     """
-    frame = sys._getframe(depth)
+    frame: FrameType | None = sys._getframe(depth)
     direct, last, package = None, None, None
     while frame is not None:
         path = frame.f_code.co_filename
@@ -48,6 +49,7 @@ def user_site(depth=1):
         last = frame
         frame = frame.f_back
     last = package or last
+    assert last is not None  # there was at least the frame at ``depth``
     return text(last.f_code.co_filename, last.f_lineno), False
 
 
@@ -55,6 +57,7 @@ def text(path, line):
     """``path`` relative to the working directory when it lies below it."""
     if path.startswith("<"):
         return "%s:%d" % (path, line)
+    path = path.encode("utf-8", "replace").decode()
     cwd = state.cwd() + os.sep
     path = os.path.normpath(path if os.path.isabs(path) else os.path.join(cwd, path))
     return "%s:%d" % (path[len(cwd) :] if path.startswith(cwd) else path, line)

@@ -33,8 +33,8 @@ class _Watch:
     optimizer_steps = 0
 
 
-_fetching = None  # ident of the thread that is fetching now
-_sampler = None
+_fetching: int | None = None  # ident of the thread that is fetching now
+_sampler: "_Sampler | None" = None
 
 
 def after_next(w, t0, t1):
@@ -160,7 +160,7 @@ class _Sampler(threading.Thread):
 
 def _stack(frame):
     """Innermost first: ``file:line|function``, with a ``*`` before lines of the user's own."""
-    out = []
+    out: list[str] = []
     while frame is not None and len(out) < _MAX_FRAMES:
         code = frame.f_code
         mark = "" if is_library(code.co_filename) else "*"
@@ -180,7 +180,7 @@ def _end_before_fork():
     _sampler = sampler if sampler.is_alive() else None
     # Python counts the kernel's threads before it warns, and a joined thread is there for some microseconds more.
     for _ in range(1000):
-        if not os.path.exists("/proc/self/task/%d" % sampler.native_id):
+        if not os.path.exists("/proc/self/task/%d" % sampler.native_id):  # type: ignore[str-format]  # it was started
             break
 
 

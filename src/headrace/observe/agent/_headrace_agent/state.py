@@ -10,15 +10,15 @@ from .writer import Control, Writer
 
 mono = time.monotonic_ns
 writer = None
-control = None
+control: Control = None  # type: ignore[assignment]  # begin() makes it before the writer; hooks ask for that
 run_dir = None
 data_spec = None
-hooked = {}  # name of a hook -> True, or the reason why it is not there
+hooked: dict[str, bool | str] = {}  # name of a hook -> True, or the reason why it is not there
 next_id = itertools.count(1).__next__
 _fork_registered = False
 _announced = False  # whether this process's first line is written
-_at_fork_child = []  # callables of other modules, run in a forked child after the writer was renewed
-_before_fork = []
+_at_fork_child: list = []  # callables of other modules, run in a forked child after the writer was renewed
+_before_fork: list = []
 
 
 def begin(directory, data=None):
@@ -41,7 +41,7 @@ def announce(forked=True):
     global _announced
     if not _announced and writer is not None:
         _announced = True
-        _write_start(forked)
+        _write_start(writer, forked)
 
 
 def end(reason):
@@ -81,7 +81,7 @@ def failed(where, error):
     hooked["!" + where] = True
     try:
         meta("error", where=where, text="%s: %s" % (type(error).__name__, error))
-    except Exception:  # noqa: BLE001, S110 - nothing is left to do
+    except Exception:  # noqa: BLE001 - nothing is left to do
         pass
 
 
@@ -107,19 +107,30 @@ def rank():
     return int(value) if value and value.isdigit() else None
 
 
-def _write_start(forked):
+def _write_start(to, forked):
     # No json here: this runs in every interpreter of the tree, most of which never import torch.
     argv = getattr(sys, "orig_argv", None) or []
-    quote = lambda text: '"' + "".join(c if c.isprintable() and c not in '"\\' else "\\u%04x" % min(ord(c), 0xFFFF) for c in text) + '"'  # noqa: E731
     rank_now = rank()
-    writer.line(
-        '{"k": "start", "pid": %d, "ppid": %d, "t_ns": %d, "forked": %s, "rank": %s, "python": "%d.%d.%d", "cwd": %s, "argv": [%s]}'
+    to.line(
+        '{"k": "start", "pid": %d, "ppid": %d, "t_ns": %d, "forked": %s, "rank": %s, '
+        '"python": "%d.%d.%d", "cwd": %s, "argv": [%s]}'
         % (
-            os.getpid(), os.getppid(), writer.start_ns, "true" if forked else "false",
-            "null" if rank_now is None else rank_now, *sys.version_info[:3], quote(cwd()),
-            ", ".join(quote(a[:300]) for a in argv[:40]),
-        )  # fmt: skip
+            os.getpid(),
+            os.getppid(),
+            to.start_ns,
+            "true" if forked else "false",
+            "null" if rank_now is None else rank_now,
+            *sys.version_info[:3],
+            _quote(cwd()),
+            ", ".join(_quote(a[:300]) for a in argv[:40]),
+        )
     )
+
+
+def _quote(text):
+    """As JSON. Bytes that are no text (lone surrogates) become question marks: no report could be written with them."""
+    text = text.encode("utf-8", "replace").decode()
+    return '"%s"' % "".join(c if c.isprintable() and c not in '"\\' else "\\u%04x" % min(ord(c), 0xFFFF) for c in text)
 
 
 def cwd():

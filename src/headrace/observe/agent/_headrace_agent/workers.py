@@ -68,7 +68,8 @@ def _run_queue_ns():
             return None
         _Here.run_queue_thread = here
         try:
-            _Here.run_queue_fd = os.open("/proc/self/task/%d/schedstat" % threading.get_native_id(), os.O_RDONLY | os.O_CLOEXEC)
+            path = "/proc/self/task/%d/schedstat" % threading.get_native_id()
+            _Here.run_queue_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             state.failed("schedstat", error)
     if _Here.run_queue_fd < 0:
@@ -99,7 +100,7 @@ def _fetcher_init(original):
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         if state.writer is not None and callable(getattr(self, "collate_fn", None)):
-            # Not the fetcher itself: a cycle would keep the dataset, and what its generators hold, until some collection.
+            # Not the fetcher itself: a cycle would keep the dataset, and what its generators hold, until a collection.
             self._headrace_ns = spent = [0, 0]
             self.collate_fn = _timed_collate(self.collate_fn, spent)
 
@@ -146,7 +147,8 @@ def _fetch(original):
 
 def _walks(fetcher):
     """Whether the fetcher walks over the indices one by one, rather than handing them to the dataset."""
-    return getattr(fetcher, "auto_collation", False) and not getattr(getattr(fetcher, "dataset", None), "__getitems__", None)
+    dataset = getattr(fetcher, "dataset", None)
+    return getattr(fetcher, "auto_collation", False) and not getattr(dataset, "__getitems__", None)
 
 
 @state.quiet("fetch")

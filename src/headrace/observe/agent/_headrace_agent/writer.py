@@ -25,6 +25,24 @@ _FILE_BYTES = HEADER_BYTES + _MAX_EVENTS * EVENT_BYTES
 _pack = struct.Struct("<8Q").pack
 # A map keeps a duplicate of its descriptor; since Python 3.13 it need not, and the program has fewer of ours.
 _MAP_OPTIONS = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_kept: list[mmap.mmap] = []
+
+
+def _let_go(mapped, name):
+    """Called before a map is dropped, which closes its descriptor: that must still be the file ``name``.
+
+    A program that becomes a daemon closes every descriptor, and the number may be a file of its own by now. Then the
+    map is kept.
+    """
+    if mapped is None or _MAP_OPTIONS:
+        return
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if name in os.readlink("/proc/self/fd/" + fd):
+                return
+        except OSError:
+            pass  # the descriptor of the listing itself
+    _kept.append(mapped)
 
 
 class Writer:
@@ -49,8 +67,9 @@ class Writer:
         slot = n if n < HEAD_EVENTS else HEAD_EVENTS + (n - HEAD_EVENTS) % RING_EVENTS
         at = HEADER_BYTES + slot * EVENT_BYTES
         try:
-            self._map[at : at + EVENT_BYTES] = _pack(kind, t0, t1, a, b, c, d, e)
-            self._cells[CELL_NUM_EVENTS] = n + 1
+            # None only once closed, and then the TypeError is caught: a test for None would cost every event.
+            self._map[at : at + EVENT_BYTES] = _pack(kind, t0, t1, a, b, c, d, e)  # type: ignore[index]  # see above
+            self._cells[CELL_NUM_EVENTS] = n + 1  # type: ignore[index]  # see above
         except (TypeError, ValueError, struct.error):
             pass  # another thread closed this writer meanwhile, or a field is no such number: one event is lost
 
@@ -115,6 +134,7 @@ class Writer:
         """Unmaps, as soon as no other thread is in the middle of a write; later calls are ignored."""
         self.broken = self.broken or "closed"
         self._allocated = 0
+        _let_go(self._map, os.path.basename(self.base) + ".ev")
         self._cells = self._map = None
 
 
@@ -124,13 +144,16 @@ class Control:
     STOP, SAMPLE_UNTIL_NS, MAX_STEPS, WARMUP_STEPS = range(4)
 
     def __init__(self, run_dir):
-        self.cells = [0] * 8
+        self.cells: list[int] | memoryview[int] = [0] * 8
+        self._map = None
+        self._path = os.path.join(run_dir, "control")
         try:
-            fd = os.open(os.path.join(run_dir, "control"), os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return
         try:
-            self.cells = memoryview(mmap.mmap(fd, 4096, **_MAP_OPTIONS)).cast("Q")
+            self._map = mmap.mmap(fd, 4096, **_MAP_OPTIONS)
+            self.cells = memoryview(self._map).cast("Q")
         except (OSError, ValueError):
             pass
         finally:
@@ -138,4 +161,5 @@ class Control:
 
     def close(self):
         """Unmaps when nobody reads any more; every later read says stop."""
-        self.cells = [1] + [0] * 7
+        _let_go(self._map, os.sep.join(self._path.split(os.sep)[-2:]))
+        self.cells, self._map = [1] + [0] * 7, None

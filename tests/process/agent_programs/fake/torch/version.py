@@ -1,1 +1,2 @@
-__version__ = "0.0.fake"; cuda = None
+__version__ = "0.0.fake"
+cuda = None

@@ -1,1 +1,1 @@
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import Optimizer  # noqa: F401

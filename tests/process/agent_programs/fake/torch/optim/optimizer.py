@@ -26,8 +26,8 @@ class Optimizer:
         self.num_steps = 0
 
     def step(self):
-        for hook in list(_before):
+        for hook in list(_before):  # noqa: PERF101 - a hook may remove itself
             hook(self, (), {})
         self.num_steps += 1
-        for hook in list(_after):
+        for hook in list(_after):  # noqa: PERF101 - a hook may remove itself
             hook(self, (), {})

@@ -1,1 +1,1 @@
-from torch.utils import data
+from torch.utils import data  # noqa: F401

@@ -1,1 +1,1 @@
-from torch.utils.data.dataloader import DataLoader
+from torch.utils.data.dataloader import DataLoader  # noqa: F401

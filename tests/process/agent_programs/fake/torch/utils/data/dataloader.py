@@ -60,6 +60,7 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         settings = (0, loader.dataset, index_queue, self._worker_result_queue, None, True, list, False, 0, None, 0, 1)
         self._workers = [context.Process(target=_utils.worker._worker_loop, args=(*settings, False, None), daemon=True)]
         self._workers[0].start()
+        self._index_queue = index_queue  # its semaphore is gone with it, and a spawned worker looks for that later
         for task in [*enumerate(self._batches), None]:
             index_queue.put(task if task is None or "shuffled_arguments" not in STRANGE else task[::-1])
 
