@@ -48,7 +48,7 @@ check: $(STAMP)check $(STAMP)test
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 format: $(STAMP)check
 	$(PY) -m ruff check --fix-only --quiet .

@@ -263,9 +263,18 @@ def _transport(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[
                 1,
             )
         ]
+    if facts.charged_ns["latency"] > facts.charged_ns["transport"]:
+        return [_no_workers(facts)]
     gain = whatif.gain(facts, change=_scale_transport(0.25))
     line = "# send uint8 and convert on the device: x.to(device).float().div_(255)"
     return [_change("bytes per batch", gain, line, round(num_bytes), round(num_bytes / 4))]
+
+
+def _no_workers(facts: Facts) -> Change:
+    """Small batches at a high rate: waking another process for each costs more than making it."""
+    config = dataclasses.replace(whatif.current(facts), num_workers=0)
+    line = dataloader_line(facts.view.info, num_workers=0) + "  # small, cheap batches: no other process to wait for"
+    return _change("num_workers", whatif.gain(facts, config), line, facts.num_workers, 0)
 
 
 def _scale_transport(factor: float) -> Callable[[Measured], Measured]:

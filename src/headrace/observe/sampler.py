@@ -27,7 +27,7 @@ from headrace.host.clock import Clock, RealClock
 from headrace.host.machine import read_machine
 from headrace.host.nvml import Gpus, Nvml
 from headrace.host.procreader import Files, ProcReader
-from headrace.records.rundir import HostSample, Machine
+from headrace.records.rundir import CONTROL_STOP, HostSample, Machine
 
 HOST_FILE = "host.jsonl"
 _MEMORY_PERIOD_NS = 2_000_000_000
@@ -220,8 +220,17 @@ class Sampler:
         self._write(fd, collector.machine())
         self._write(fd, first)
         while not self._stop.wait(self._wait_s()):
+            if self._stepped_aside():  # --steps: nothing of ours goes on
+                return
             self._look(fd, collector)
         self._look(fd, collector, thorough=True)
+
+    def _stepped_aside(self) -> bool:
+        try:
+            with self._path.with_name("control").open("rb") as control:
+                return any(control.read(8 * (CONTROL_STOP + 1))[8 * CONTROL_STOP :])
+        except OSError:
+            return False
 
     def _look(self, fd: int, collector: Collector, thorough: bool = False) -> None:
         before = time.thread_time_ns()

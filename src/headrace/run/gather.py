@@ -15,7 +15,7 @@ from .. import __version__
 from ..core import analyse as core
 from ..core import events
 from ..records.run import Process, Run
-from ..records.rundir import HostSample, Machine, RunEnd, RunHeader
+from ..records.rundir import CONTROL_STOP, HostSample, Machine, RunEnd, RunHeader
 from . import fallback
 from .redact import redact
 
@@ -65,7 +65,7 @@ def _gather(rundir: Path) -> Run:
         processes=processes,
         fingerprint=_fingerprint(machine, observed),
     )
-    _add_end(run, end, header)
+    _add_end(run, end, header, _stepped_aside(rundir))
     run.overhead = core.overhead(observed, end.sampler_cpu_ns if end else None, run.duration_ns)
     fallback.add_silent_processes(run, observed)
     _add_unavailable(run, machine)
@@ -153,13 +153,23 @@ def _events(path: Path) -> events.EventFile | None:
         return None
 
 
-def _add_end(run: Run, end: RunEnd | None, header: RunHeader) -> None:
+def _add_end(run: Run, end: RunEnd | None, header: RunHeader, stepped_aside: bool) -> None:
     if end is None:
         run.unavailable["/exit_code"] = "headrace ended before the program did"
         return
     run.ended = end.ended if end.ended in ("exit", "signal", "steps") else "lost"  # type: ignore[assignment]
+    if stepped_aside and run.ended == "exit":
+        run.ended = "steps"
     run.exit_code, run.signal = end.exit_code, end.signal
     run.duration_ns = end.ended_mono_ns - header.started_mono_ns
+
+
+def _stepped_aside(rundir: Path) -> bool:
+    """Whether the agents saw as many steps as ``--steps`` asked for and unhooked themselves."""
+    try:
+        return any((rundir / "control").read_bytes()[8 * CONTROL_STOP : 8 * (CONTROL_STOP + 1)])
+    except OSError:
+        return False
 
 
 def _fingerprint(machine: Machine | None, observed: core.Observed) -> dict[str, Any]:
