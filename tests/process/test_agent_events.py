@@ -20,70 +20,88 @@ def line_of(program, mark):
     return f"{program}:{number}"
 
 
+class Place:
+    """What is recorded of the loader with so many workers: the events of its iterators, the traces of its workers."""
+
+    def __init__(self, done, workers):
+        (self.info,) = [line for line in done.trainer.lines("loader") if line["num_workers"] == workers]
+        lines = [line for line in done.trainer.lines("iter") if line["loader"] == self.info["loader"]]
+        self.iter_ids, self.num_workers, self.trainer = [line["iter"] for line in lines], workers, done.trainer
+        pids = [pid for line in lines for pid in line["workers"]]
+        self.fetching = [trace for trace in done.traces if trace.pid in pids] if workers else [done.trainer]
+
+    def of(self, kind):
+        return [event for event in self.trainer.of(kind) if event.a in self.iter_ids]
+
+    def fetched(self, kind):
+        return [event for trace in self.fetching for event in trace.of(kind)]
+
+
 class TestCounted:
-    """Two epochs of five batches of four samples."""
+    """Two epochs of five batches of four samples: without workers, with two forked, with one of a fork server."""
 
-    @pytest.fixture(scope="class", params=["0 none", "2 fork", "1 forkserver"])
-    def counted(self, request, tmp_path_factory):
-        words = request.param.split()
-        return int(words[0]), watch.with_agent(tmp_path_factory.mktemp("counted"), "counted.py", *words)
+    PLACES = ("0:none", "2:fork", "1:forkserver")
 
-    def test_trainer(self, counted):
-        """12 next() of which 2 end an epoch, 10 receptions, 10 backwards, 10 optimizer steps, 2 epochs."""
-        workers, done = counted
-        assert (done.code, done.errors) == (0, [])
-        count = {kind: len(done.trainer.of(kind)) for kind in EventKind}
-        assert (count[EventKind.NEXT], count[EventKind.EPOCH]) == (12, 2)
-        assert (count[EventKind.BACKWARD], count[EventKind.OPTIMIZER]) == (10, 10)
-        assert count[EventKind.RECV] == (10 if workers else 0)
-        assert [event.c for event in done.trainer.of(EventKind.NEXT)] == [0, 0, 0, 0, 0, 1] * 2
-        assert [event.b for event in done.trainer.of(EventKind.NEXT)] == [0, 1, 2, 3, 4, 5] * 2
+    @pytest.fixture(scope="class")
+    def done(self, tmp_path_factory):
+        return watch.with_agent(tmp_path_factory.mktemp("counted"), "counted.py", *self.PLACES)
 
-    def test_keys_match(self, counted):
+    @pytest.fixture(params=[0, 2, 1])
+    def place(self, request, done):
+        return Place(done, request.param)
+
+    def test_trainer(self, done):
+        """10 backwards and 10 optimizer steps in each place, and no failure in the agent."""
+        assert (done.code, done.err, done.errors) == (0, "", [])
+        assert [len(done.trainer.of(kind)) for kind in (EventKind.BACKWARD, EventKind.OPTIMIZER)] == [30, 30]
+
+    def test_deliveries(self, place):
+        """12 next() of which 2 end an epoch, 2 epochs, and with workers 10 receptions."""
+        assert [event.b for event in place.of(EventKind.NEXT)] == [0, 1, 2, 3, 4, 5] * 2
+        assert [event.c for event in place.of(EventKind.NEXT)] == [0, 0, 0, 0, 0, 1] * 2
+        # One iterator that is used again where workers persist, otherwise one each.
+        assert [event.d for event in place.of(EventKind.EPOCH)] == ([0, 1] if place.num_workers else [0, 0])
+        assert len(place.iter_ids) == (1 if place.num_workers else 2)
+        assert len(place.of(EventKind.RECV)) == (10 if place.num_workers else 0)
+
+    def test_keys_match(self, place):
         """Every delivered batch has one NEXT, RECV, FETCH and TASK with the same epoch and number."""
-        workers, done = counted
-        fetching = [trace for trace in done.traces if trace.is_worker] if workers else [done.trainer]
-        fetches = [event for trace in fetching for event in trace.of(EventKind.FETCH)]
+        fetches = place.fetched(EventKind.FETCH)
         assert len(fetches) == 10
-        assert {event.a for event in fetches} == set(range(1, workers + 1) if workers else [0])
-        if not workers:
+        assert {event.a for event in fetches} == set(range(1, place.num_workers + 1) or [0])
+        if not place.num_workers:
             assert {event.b for event in fetches} == {NONE}
             return
-        tasks = Counter((event.c, event.b) for trace in fetching for event in trace.of(EventKind.TASK))
-        received = Counter((event.c, event.b) for event in done.trainer.of(EventKind.RECV))
-        delivered = [event.e for event in done.trainer.of(EventKind.NEXT) if not event.c]
+        tasks = Counter((event.c, event.b) for event in place.fetched(EventKind.TASK))
+        received = Counter((event.c, event.b) for event in place.of(EventKind.RECV))
+        delivered = [event.e for event in place.of(EventKind.NEXT) if not event.c]
         assert tasks == received == Counter((epoch, number) for epoch in (0, 1) for number in range(5))
         assert delivered == list(range(5)) * 2
         assert sorted(event.b for event in fetches) == sorted(delivered)
 
-    def test_order_in_time(self, counted):
-        """On the one clock: index received, fetched, handed over, received by the trainer, delivered."""
-        workers, done = counted
-        if not workers:
-            return
-        tasks = {(e.c, e.b): e for trace in done.traces for e in trace.of(EventKind.TASK)}
-        fetches = {(e.a, e.t0): e for trace in done.traces for e in trace.of(EventKind.FETCH)}
-        for received in done.trainer.of(EventKind.RECV):
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_order_in_time(self, done, workers):
+        """On the one clock: index received, fetched, handed over, received by the trainer."""
+        place = Place(done, workers)
+        tasks = {(event.c, event.b): event for event in place.fetched(EventKind.TASK)}
+        for received in place.of(EventKind.RECV):
             task = tasks[received.c, received.b]
-            assert any(e.a == task.a and task.t0 <= e.t0 <= e.t1 <= task.t1 for e in fetches.values())
+            inside = [e for e in place.fetched(EventKind.FETCH) if e.a == task.a and task.t0 <= e.t0 <= e.t1 <= task.t1]
+            assert [event.b for event in inside] == [task.b]
             assert task.t0 < received.t1
 
-    def test_sizes(self, counted):
+    def test_sizes(self, place):
         """A batch of 4 x 6 float32 is one tensor of 96 bytes; a fetch is of four samples."""
-        _, done = counted
-        events = [event for trace in done.traces for event in trace.of(EventKind.TASK)]
-        assert {(event.d, event.e) for event in events} <= {(96, 1)}
-        samples = [event for trace in done.traces for event in trace.of(EventKind.SAMPLE)]
-        assert {event.d for event in samples} == {4}
+        sizes = {(event.d, event.e) for event in place.fetched(EventKind.TASK)}
+        assert sizes == ({(96, 1)} if place.num_workers else set())
+        assert {event.d for event in place.fetched(EventKind.SAMPLE)} == {4}
 
-    def test_described(self, counted):
+    def test_described(self, place):
         """The loader's settings are in the record."""
-        workers, done = counted
-        (line,) = done.trainer.lines("loader")
-        told = {"num_workers": workers, "batch_size": 4, "persistent_workers": workers > 0}
-        told |= {"iterable": False, "guard": True}
-        assert told.items() <= line.items()
-        assert line["dataset"] == "__main__.Numbers"
+        told = {"batch_size": 4, "persistent_workers": place.num_workers > 0, "iterable": False, "guard": True}
+        assert told.items() <= place.info.items()
+        assert place.info["dataset"] == "__main__.Numbers"
+        assert place.info["start_method"] in ("fork", "forkserver")
 
 
 class TestLoops:
@@ -123,7 +141,7 @@ class TestWithoutLoader:
 
     def test_stacks(self, tmp_path):
         """Sampled stacks name the line of get_batch, and the run has a finding."""
-        done = watch.with_agent(tmp_path, "loaderless.py", "get_batch", "2")
+        done = watch.with_agent(tmp_path, "loaderless.py", "2")
         assert (done.code, done.errors) == (0, [])
         record = gather(done.run_dir)
         assert record.finding is not None
@@ -135,20 +153,12 @@ class TestWithoutLoader:
     def test_data(self, tmp_path, name):
         """--data takes a function, generator function, class, object, static and class method of the script."""
         kind = name.rsplit(".", 1)[-1]
-        done = watch.with_agent(tmp_path, "loaderless.py", kind, "0", HEADRACE_DATA=f"loaderless:{name}")
-        assert (done.code, done.out, done.errors) == (0, "ok 5\n", [])
+        done = watch.with_agent(tmp_path, "fake_loaderless.py", kind, HEADRACE_DATA=f"fake_loaderless:{name}")
+        assert (done.code, done.out, done.err, done.errors) == (0, "ok\n", "", [])
         assert len(done.trainer.of(EventKind.CALL)) == 5
 
     def test_data_in_a_module(self, tmp_path):
         """--data of a module that the script imports."""
-        (tmp_path / "feeding.py").write_text("import torch\ndef get():\n    return torch.ones(2)\n")
-        program = tmp_path / "train.py"
-        program.write_text(
-            "import feeding, torch\n"
-            "weight = torch.nn.Parameter(torch.ones(2))\n"
-            "optimizer = torch.optim.SGD([weight], lr=0.1)\n"
-            "for _ in range(4):\n    (feeding.get() * weight).sum().backward()\n    optimizer.step()\n"
-        )
-        done = watch.with_agent(tmp_path, program, HEADRACE_DATA="feeding:get")
-        assert (done.code, done.errors) == (0, [])
-        assert len(done.trainer.of(EventKind.CALL)) == 4
+        done = watch.with_agent(tmp_path, "fake_loaderless.py", "shuffle", HEADRACE_DATA="shuffling:shuffle")
+        assert (done.code, done.out, done.errors) == (0, "ok\n", [])
+        assert len(done.trainer.of(EventKind.CALL)) == 5

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.process.agent_programs import watch
@@ -14,9 +12,10 @@ ALWAYS = (
     "map", "iterable", "liar", "batch_sampler", "no_batches", "dicts", "points", "getitems", "error", "broken_off",
     "pinned",
 )  # fmt: skip
-ONLY_WITH_WORKERS = ("persistent", "any_order")
+WITH_WORKERS = ("persistent", "any_order", "iterable", "no_batches", "points", "getitems", "error", "broken_off")
+OTHER_METHODS = ("persistent", "points")
 #: Workers under spawn import torch once each: one loader with persistent workers is enough.
-GROUPS = (["fork:0"], ["fork:2", "spawn:1/persistent", "forkserver:2/points"])
+GROUPS = (["fork:0"], ["fork:2/" + ",".join(WITH_WORKERS), "spawn:1/persistent", "forkserver:1/points"])
 
 
 @pytest.fixture(scope="module")
@@ -28,24 +27,26 @@ def runs(tmp_path_factory):
 
 
 def scenario_names():
-    fork = [(0, name) for name in ALWAYS] + [(1, name) for name in ALWAYS + ONLY_WITH_WORKERS]
-    return [*fork, (2, "persistent"), (2, "dicts")]
+    return [(0, name) for name in ALWAYS] + [(1, name) for name in WITH_WORKERS]
 
 
 @pytest.mark.parametrize(("group", "name"), scenario_names())
 def test_same_batches(runs, group, name):
     """Every byte of every batch in order, the losses, the iterator's type, its workers and what it raised are equal."""
     alone, watched = ([line for line in done.lines if line["name"] == name] for done in runs[group])
-    assert alone == watched
-    assert len(alone[0]["hashes"]) >= 4
+    assert watched == alone
+    assert len(alone) == (2 if group and name in OTHER_METHODS else 1)
+    assert all(len(line["hashes"]) >= 4 for line in alone)
 
 
 def test_same_ending(runs):
     """Exit code, sys.path, argv, everything printed (also what an iterator's end prints, and when) are equal."""
-    for alone, watched in runs[:2]:
-        assert (watched.code, watched.out) == (alone.code, alone.out)
+    for alone, watched in runs:
+        assert (watched.code, watched.lines) == (alone.code, alone.lines)
         assert alone.code == 3
-    assert json.loads(runs[2][0].out.splitlines()[-1]) == json.loads(runs[2][1].out.splitlines()[-1])
+        # Workers of one loader end in any order, and so do their words.
+        assert sorted(watched.out.splitlines()) == sorted(alone.out.splitlines())
+    assert runs[0][1].out == runs[0][0].out
 
 
 def test_same_warnings(runs):
@@ -57,7 +58,7 @@ def test_same_warnings(runs):
 
 def test_nothing_went_wrong_inside(runs):
     """The agent hooked everything and none of its parts failed."""
-    assert [watched.errors for _, watched in runs] == [[], [], []]
+    assert [watched.errors for _, watched in runs] == [[], []]
 
 
 class TestOdd:
@@ -99,8 +100,14 @@ class TestOdd:
         assert all(trace.pid != odd[1].trainer.pid for trace in traces)
 
     def test_threads_are_counted(self, odd):
-        """Two loaders iterated in two threads are two passes of one site each, none lost: 2 x 20 x 8 steps."""
-        assert max(len(view.steps) for view in odd[1].views.values()) == 320
+        """Two threads iterate 20 loaders of 8 batches each, and none of their batches is lost."""
+        lines = (watch.HERE / "odd.py").read_text().splitlines()
+        site = f"odd.py:{next(i for i, line in enumerate(lines, 1) if 'for _ in range(20)' in line)}"
+        loaders = {line["loader"] for line in odd[1].trainer.lines("loader") if line["site"].endswith(site)}
+        iterators = [line["iter"] for line in odd[1].trainer.lines("iter") if line["loader"] in loaders]
+        delivered = [event.a for event in odd[1].trainer.of(watch.Kind.NEXT) if not event.c]
+        assert (len(loaders), len(iterators)) == (40, 40)
+        assert sum(iter_id in iterators for iter_id in delivered) == 320
 
 
 class TestCompile:
@@ -108,14 +115,10 @@ class TestCompile:
 
     LOGS = {"TORCH_LOGS_FORMAT": "%(message)s"}  # without the time of day
 
-    @pytest.fixture(scope="class")
-    def alone(self, tmp_path_factory):
-        return watch.bare(tmp_path_factory.mktemp("compiled"), "compiled.py", **self.LOGS)
-
-    @pytest.mark.parametrize("words", [(), ("hook-tensors",)])
-    def test_no_more_breaks(self, tmp_path, alone, words):
+    def test_no_more_breaks(self, tmp_path):
         """Hooks cause no graph break and no recompile, also where Tensor methods are hooked; the losses are equal."""
-        watched = watch.with_agent(tmp_path, "compiled.py", *words, **self.LOGS)
+        alone = watch.bare(tmp_path, "compiled.py", **self.LOGS)
+        watched = watch.with_agent(tmp_path, "compiled.py", "hook-tensors", **self.LOGS)
         assert watched.err == alone.err
         assert watched.lines == alone.lines
         assert watched.errors == []
@@ -124,15 +127,14 @@ class TestCompile:
 class TestSteps:
     """``--steps N``: observe, then be gone."""
 
-    @pytest.mark.parametrize("workers", ["0", "2"])
-    def test_unhooks(self, tmp_path, workers):
+    def test_unhooks(self, tmp_path):
         """After N steps every patched attribute is torch's own again; same results, later steps leave nothing."""
-        alone = watch.bare(tmp_path, "stepped.py", workers).lines[0]
-        done = watch.with_agent(tmp_path, "stepped.py", workers, steps=10)
+        alone = watch.bare(tmp_path, "stepped.py", "2").lines[0]
+        done = watch.with_agent(tmp_path, "stepped.py", "2", steps=10)
         watched = done.lines[0]
         assert watched["losses"] == alone["losses"]
         assert len(watched["before"][0]) > 8
-        assert watched["before"][1:] == [2, 1]
+        assert min(watched["before"][1:]) > 0
         assert watched["after"] == [[], 0, 0]
         trainer = done.trainer
         assert trainer.lines("done")[0]["reason"] == "steps"

@@ -95,12 +95,13 @@ class TestRunDirectory:
 
     def train(self, tmp_path, run_dir, **options):
         environ = watch.agent_environ(watch.plain_environ(tmp_path), run_dir)
-        return watch.run([sys.executable, watch.HERE / "counted.py", "2", "fork"], environ, run_dir, **options)
+        return watch.run([sys.executable, watch.HERE / "fake_training.py", "fork", "0"], environ, run_dir, **options)
 
     def test_never_was(self, tmp_path):
         """Without its directory nothing is hooked and nothing said."""
         done = self.train(tmp_path, tmp_path / "gone")
-        assert done == (0, "", "", tmp_path / "gone")
+        assert (done.code, done.err, len(done.lines)) == (7, "", 1)
+        assert not (tmp_path / "gone").exists()
 
     def test_vanishes(self, tmp_path):
         """Removed in the middle of a run: the program does not notice."""
@@ -119,7 +120,7 @@ class TestRunDirectory:
             pytest.skip("no permission for a mount namespace here")
         place = tmp_path / "small"
         place.mkdir()
-        script = f"mount -t tmpfs {mount} none {place} && exec {sys.executable} counted.py 2 fork"
+        script = f"mount -t tmpfs {mount} none {place} && exec {sys.executable} fake_training.py fork 0"
         environ = watch.agent_environ(watch.plain_environ(tmp_path), place)
         done = watch.run(["unshare", "-m", "sh", "-c", script], environ)
-        assert done[:3] == (0, "", "")
+        assert (done.code, done.err, len(done.lines)) == (7, "", 1)

@@ -54,7 +54,7 @@ class EventKind(enum.IntEnum):
     TASK = 5  # worker, t0=got index, t1=batch handed to the queue: a=w1, b=idx, c=resume count, d=bytes, e=num tensors
     SAMPLE = 6  # slowest sample: a=w1, b=idx, c=its index or NONE, d=num samples, e=process CPU ns of the fetch
     PIN = 7  # pin thread, t0=received, t1=handed on: a=queue id, b=idx
-    OPTIMIZER = 8  # optimizer.step
+    OPTIMIZER = 8  # optimizer.step, from the end of backward (its start is not hooked)
     BACKWARD = 9  # torch.autograd.backward
     COPY = 10  # host -> device: a=bytes, b=flags (1 pinned, 2 non_blocking), c=site
     SYNC = 11  # host waited for the device: c=site, d=1 when the device idled after it

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 FAULT = {
     "cause": "oversubscribed",
-    "steps": 42,
+    "steps": 34,
     "start_methods": ["fork", "spawn", "forkserver"],
     "cgroup": {"cpu_quota_cores": 0.8},
     "fixed": {"limited": False},
@@ -36,8 +36,8 @@ class Photos(Dataset):
 
 def make_loader(args):
     return DataLoader(
-        Photos(args.steps_per_epoch * 12),
-        batch_size=12,
+        Photos(args.steps_per_epoch * 32),
+        batch_size=32,
         shuffle=True,
         num_workers=args.num_workers,
         multiprocessing_context=truthlib.context(args),

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "headrace-faults-"
-#: Throttled tasks wait at most one period: 10 ms keeps that short beside the steps of the scripts (the kernel's
+#: Throttled tasks wait at most one period: 4 ms keeps that short beside the steps of the scripts (the kernel's
 #: default is 100 ms).
-CPU_PERIOD_US = 10_000
+CPU_PERIOD_US = 4_000
 
 
 class Unpermitted(Exception):

@@ -26,7 +26,7 @@ class _Watch:
     """The trainer's view: how much it waited, and whether it asked already."""
 
     first_ns = 0
-    last_ns = 0
+    look_ns = 0
     wait_ns = 0
     steps = 0
     asked = 0
@@ -38,19 +38,25 @@ _sampler: "_Sampler | None" = None
 
 
 def after_next(w, t0, t1):
-    """Called by the trainer after each batch: counts steps, asks for stacks when the wait is worth it."""
+    """Called by the trainer after each batch: counts steps; every 50 ms it looks whether there is anything to do."""
     watch = _Watch
-    cells = state.control.cells
-    if not watch.first_ns:
-        watch.first_ns = t1
-        return
     watch.steps += 1
     watch.wait_ns += t1 - t0
-    w.add(CELL_NUM_STEPS, 1)
-    if watch.asked < 2 and watch.steps >= 6 and _worth_it(t1):
-        watch.asked += 1
-        cells[Control.SAMPLE_UNTIL_NS] = t1 + _WINDOW_NS
+    if t1 >= watch.look_ns:
+        _look_up(w, watch, t1)
+
+
+def _look_up(w, watch, now):
+    cells = state.control.cells
     most = cells[Control.MAX_STEPS]
+    watch.look_ns = 0 if most else now + 50_000_000  # with --steps every step has to be counted in time
+    if not watch.first_ns:  # the first wait is an epoch's start, and says nothing of the rest
+        watch.first_ns, watch.steps, watch.wait_ns = now, 0, 0
+        return
+    w.put(CELL_NUM_STEPS, watch.steps)
+    if watch.asked < 2 and watch.steps >= 6 and _worth_it(now):
+        watch.asked += 1
+        cells[Control.SAMPLE_UNTIL_NS] = now + _WINDOW_NS
     if most and watch.steps >= most + cells[Control.WARMUP_STEPS]:
         cells[Control.STOP] = 1
     if cells[Control.STOP]:
@@ -90,10 +96,11 @@ def after_fetch():
 def after_step(w):
     """After an optimizer step: without any loader, sample what runs between the steps."""
     watch = _Watch
+    if watch.first_ns:
+        return
     watch.optimizer_steps += 1
-    if watch.steps or watch.first_ns or watch.optimizer_steps != 3:
-        if not watch.first_ns:
-            _count_loaderless(w)
+    if watch.optimizer_steps != 3:
+        _count_loaderless(w)
         return
     if _sampler is None and threading.current_thread() is threading.main_thread():
         _start(_mono() + 10_000_000_000, threading.get_ident(), threading.get_native_id(), only_fetch=False)
@@ -187,7 +194,7 @@ def _end_before_fork():
 def _forget_in_child():
     global _sampler, _fetching
     _sampler = _fetching = None
-    _Watch.first_ns = _Watch.wait_ns = _Watch.steps = _Watch.asked = _Watch.optimizer_steps = 0
+    _Watch.first_ns = _Watch.look_ns = _Watch.wait_ns = _Watch.steps = _Watch.asked = _Watch.optimizer_steps = 0
 
 
 state._before_fork.append(_end_before_fork)

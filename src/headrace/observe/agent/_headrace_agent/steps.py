@@ -16,6 +16,26 @@ def _compiling():
     return False
 
 
+_last_backward_ns = 0
+
+
+def _timed_backward(original):
+    @functools.wraps(original)
+    def backward(*args, **kwargs):
+        global _last_backward_ns
+        w = state.writer
+        if w is None or _compiling():
+            return original(*args, **kwargs)
+        t0 = _mono()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _last_backward_ns = t1 = _mono()
+            w.event(BACKWARD, t0, t1)
+
+    return backward
+
+
 def _timed(kind):
     def make(original):
         @functools.wraps(original)
@@ -35,7 +55,7 @@ def _timed(kind):
 
 @on_import("torch.autograd")
 def backward(module):
-    replace(module, "backward", _timed(BACKWARD))
+    replace(module, "backward", _timed_backward)
 
 
 @on_import("torch.compiler")
@@ -58,14 +78,6 @@ def collectives(module):
             replace(module, name, _timed(DIST))
 
 
-def _note_step(t0):
-    w = state.writer
-    if w is not None:
-        w.event(OPTIMIZER, t0, _mono())
-        stacks.after_step(w)
-        calls.after_step()
-
-
 @on_import("torch.distributed._functional_collectives")
 def traceable(module):
     """torch.compile knows collectives by identity: its table must hold them with and without our hook."""
@@ -81,18 +93,16 @@ def traceable(module):
 
 @on_import("torch.optim.optimizer")
 def optimizer(module):
-    started = [0]
-
-    def before(_optimizer, *_args, **_kwargs):
-        if not _compiling():
-            started[0] = _mono()
-
     def after(_optimizer, *_args, **_kwargs):
-        if not _compiling() and started[0]:
-            _note_step(started[0])
+        global _last_backward_ns
+        w = state.writer
+        if w is None or _compiling():
+            return
+        # One hook, not two: each costs a microsecond. A step begins where backward ended.
+        t1 = _mono()
+        w.event(OPTIMIZER, _last_backward_ns or t1, t1)
+        _last_backward_ns = 0
+        stacks.after_step(w)
+        calls.after_step()
 
-    for register, hook in (
-        (module.register_optimizer_step_pre_hook, before),
-        (module.register_optimizer_step_post_hook, after),
-    ):
-        when_uninstalled(register(hook).remove)
+    when_uninstalled(module.register_optimizer_step_post_hook(after).remove)

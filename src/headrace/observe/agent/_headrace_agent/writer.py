@@ -73,6 +73,12 @@ class Writer:
         except (TypeError, ValueError, struct.error):
             pass  # another thread closed this writer meanwhile, or a field is no such number: one event is lost
 
+    def put(self, cell, value):
+        """Sets a counter in the header (one writer thread each)."""
+        cells = self._cells
+        if cells is not None:
+            cells[cell] = value
+
     def add(self, cell, value):
         """Adds to a counter in the header (one writer thread each)."""
         cells = self._cells
