@@ -26,8 +26,11 @@ POOL_FRAC = 0.2
 #: CPU a minor fault with a 4 KiB copy takes: 0.5-1.2 us on bare x86-64, up to 4 us in a virtual machine.
 FAULT_NS = (500.0, 4_000.0)
 SATURATED_FRAC = 0.85
+#: Share of the fetches' CPU in copied pages from which they are the cause.
+COPIED_FRAC = 0.25
 #: Workers per core from which their number is called too high (deit issue 81: 8 per core, half of 2 per core was best).
 CROWD_PER_CORE = 6
+STARVED_IDLE_CORES = 0.35
 
 assert {"storage", "workers", "preprocess", "oversubscribed"} <= set(get_args(CauseName))
 
@@ -81,7 +84,7 @@ def _shares(facts: Facts, rank_frac: float, gains: dict[str, float]) -> dict[Cau
         "sync": (share(facts.parts_ns["sync"]), ""),
     }
     fetch = share(charged["fetch"])
-    if crowded(facts):  # neither worker nor trainer gets a core to hand a batch over with
+    if _starved(facts):  # neither worker nor trainer gets a core to hand a batch over with
         fetch += share(charged["latency"])
         shares["transport"] = (share(charged["transport"]), "")
     kind, detail = fetch_cause(facts, gains)
@@ -158,7 +161,7 @@ def fetch_cause(facts: Facts, gains: dict[str, float]) -> tuple[CauseName, str]:
     split = facts.fetch_split
     if split is None:
         return "unknown", "nothing is known of the fetch"
-    if memory_frac(facts) >= 0.3:
+    if memory_frac(facts) >= COPIED_FRAC:
         return "memory", "faults"
     throttled = _limited(facts)
     if throttled and gains.get("quota", 1.0) >= 1.05:
@@ -180,6 +183,14 @@ def fetch_cause(facts: Facts, gains: dict[str, float]) -> tuple[CauseName, str]:
     return "preprocess", ""
 
 
+def _starved(facts: Facts) -> bool:
+    """Whether no core idles and workers outnumber the cores: then waking up is slow for want of a core."""
+    cores, idle = facts.host.free_cores, facts.host.idle_cores
+    if cores is None or idle is None:
+        return False
+    return idle < STARVED_IDLE_CORES and facts.num_workers >= 2 * max(cores, 1.0)
+
+
 def crowded(facts: Facts) -> bool:
     """Whether workers so outnumber the cores that each of them mostly stands in the run queue.
 
@@ -190,7 +201,7 @@ def crowded(facts: Facts) -> bool:
     if split is None or cores is None:
         return False
     many = facts.num_workers >= CROWD_PER_CORE * max(cores, 1.0)
-    return many and split["run_queue"] >= 3 * split["on_cpu"]
+    return many and split["run_queue"] >= 2 * split["on_cpu"]
 
 
 def memory_frac(facts: Facts) -> float:
@@ -241,7 +252,10 @@ def _core_idled(facts: Facts) -> bool:
     host = facts.host
     if host.idle_cores is None:
         return not facts.num_workers
+    # The mean over the time; while it waits, the trainer leaves its core to the workers.
     idle = host.idle_cores
+    if facts.num_workers:
+        idle += facts.share(facts.parts_ns["step"]) * facts.body_on_cpu_frac
     if host.quota_cores is not None and host.job_cores is not None:
         idle = min(idle, host.quota_cores - host.job_cores)
     return idle >= IDLE_CORES

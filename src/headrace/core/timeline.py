@@ -31,6 +31,8 @@ class Step:
     main_on_cpu_ns: int
     delivered: int
     idle_ns: int | None = None
+    #: Part of the wait that the step would pay itself if data were free (see ``measure.WAKE_NS``).
+    wake_ns: int = 0
 
     @property
     def wait_ns(self) -> int:
@@ -46,8 +48,8 @@ class Step:
 
     @property
     def stall_ns(self) -> int:
-        """What the device idled for data; without a device's clock the data wait."""
-        return self.wait_ns if self.idle_ns is None else min(self.idle_ns, self.wait_ns)
+        """What the device idled for data; without a device's clock the data wait, less what waking up costs."""
+        return self.wait_ns - self.wake_ns if self.idle_ns is None else min(self.idle_ns, self.wait_ns)
 
 
 @dataclasses.dataclass(slots=True)

@@ -5,14 +5,14 @@ import truthlib
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-FAULT = {"cause": "compute", "steps": 180, "start_methods": ["fork"]}
+FAULT = {"cause": "compute", "steps": 250, "start_methods": ["fork"]}
 
 
 def make_loader(args):
     draw = torch.Generator().manual_seed(0)
-    images = torch.rand(args.steps_per_epoch * 16, 256, generator=draw)
+    images = torch.rand(args.steps_per_epoch * 96, 256, generator=draw)
     labels = torch.randint(10, (len(images),), generator=draw)
-    return DataLoader(TensorDataset(images, labels), batch_size=16, shuffle=True)
+    return DataLoader(TensorDataset(images, labels), batch_size=96, shuffle=True)
 
 
 def train(args, loader, meter):
@@ -31,4 +31,4 @@ def train(args, loader, meter):
 
 
 if __name__ == "__main__":
-    truthlib.main(FAULT, make_loader, train, width=2048)
+    truthlib.main(FAULT, make_loader, train, width=1024)
