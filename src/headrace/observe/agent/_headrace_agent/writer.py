@@ -45,6 +45,18 @@ def _let_go(mapped, name):
     _kept.append(mapped)
 
 
+def _map(fd, num_bytes):
+    """Maps a file. Below Python 3.13 a map keeps a descriptor, which must not be one of the program's closed 0, 1, 2."""
+    held = []
+    try:
+        while not held or held[-1] <= 2:
+            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        return mmap.mmap(fd, num_bytes, **_MAP_OPTIONS)
+    finally:
+        for number in held:
+            os.close(number)
+
+
 class Writer:
     """``<pid>-<start ns>.ev`` and ``.meta`` in a run directory. Files appear with the first event or line."""
 
@@ -127,7 +139,7 @@ class Writer:
             os.posix_fallocate(fd, start, end - start)
             if self._map is None:
                 os.ftruncate(fd, _FILE_BYTES)
-                self._map = mmap.mmap(fd, _FILE_BYTES, **_MAP_OPTIONS)
+                self._map = _map(fd, _FILE_BYTES)
                 self._cells = memoryview(self._map).cast("Q")
                 self._cells[CELL_PID] = self.pid
                 self._cells[CELL_START_NS] = self.start_ns
@@ -158,7 +170,7 @@ class Control:
         except OSError:
             return
         try:
-            self._map = mmap.mmap(fd, 4096, **_MAP_OPTIONS)
+            self._map = _map(fd, 4096)
             self.cells = memoryview(self._map).cast("Q")
         except (OSError, ValueError):
             pass
