@@ -110,7 +110,7 @@ def test_the_stall_of_a_slow_loader_is_exact():
 
 
 def test_waking_up_after_a_sleeping_body_is_no_stall():
-    """What cold caches cost after an idle body would be paid by the step itself: up to a millisecond of CPU in next()."""
+    """What cold caches cost after an idle body would be paid by the step itself: at most 1 ms of CPU in next()."""
     trainer = Trainer()
     trainer.train(trainer.loader(fetch=Service(on_cpu_ns=30 * MS)), body_ns=10 * MS)
     assert facts_of(trainer)["train.py:10"].steady_stall_frac == pytest.approx(29 / 40, abs=0.001)

@@ -256,33 +256,31 @@ def _fill_device_clock(trace: Trace, views: dict[tuple[str, int | None], LoaderV
 def _set_roles(trace: Trace, views: list[LoaderView]) -> None:
     backwards = [event.t0 for event in trace.of(Kind.BACKWARD)] or [event.t0 for event in trace.of(Kind.OPTIMIZER)]
     backwards.sort()
-    nested = {id(v): _inside_body_of(v, views) for v in views}
+    if not backwards:
+        return
     for view in views:
-        steps = view.steps
-        with_backward = sum(_any_between(backwards, step.wait1, step.end) for step in steps)
-        if with_backward * 4 >= len(steps) and with_backward:
-            view.role = "train"
-        elif backwards:
-            view.role = "validation"
+        others = sorted(step.wait0 for other in views if other is not view for step in other.steps)
+        direct = sum(_any_between(backwards, step.wait1, _before(others, step)) for step in view.steps)
+        view.role = "train" if direct and direct * 4 >= len(view.steps) else "validation"
     trains = [view for view in views if view.role == "train"]
     for view in views:
-        # A loader read inside another's training step (zip, GANs): its own step holds the same backward.
-        if view.role == "validation" and nested[id(view)] and _interleaved(view, trains):
+        # Read before another loader within one training step (zip, GANs): that one comes between it and the backward.
+        if view.role == "validation" and any(_alternate(view, other) for other in trains):
             view.role = "train"
 
 
-def _inside_body_of(view: LoaderView, views: list[LoaderView]) -> bool:
-    return any(other is not view and other.begin <= view.end and view.begin <= other.end for other in views)
+def _before(others: list[int], step: Step) -> int:
+    """Where a step's own body ends at the latest: when another loader is asked, whose backward is not this one's."""
+    at = bisect.bisect_left(others, step.wait1)
+    return min(step.end, others[at]) if at < len(others) else step.end
 
 
-def _interleaved(view: LoaderView, trains: list[LoaderView]) -> bool:
-    """True when deliveries alternate with those of a training loader, rather than coming as a whole pass in one gap."""
-    for other in trains:
-        marks = sorted(step.wait1 for step in other.steps)
-        own = [bisect.bisect_right(marks, step.wait1) for step in view.steps]
-        if len(set(own)) > max(len(own) // 2, 1):
-            return True
-    return False
+def _alternate(view: LoaderView, other: LoaderView) -> bool:
+    """Whether the two take turns, one batch of each; a validation loop has many training steps to one of its own."""
+    marks = sorted(step.wait1 for step in other.steps)
+    own = [bisect.bisect_right(marks, step.wait1) for step in view.steps]
+    span = own[-1] - own[0] + 1 if own else 0
+    return len(own) > 1 and len(set(own)) * 2 > len(own) and span <= 1.5 * len(own)
 
 
 def _any_between(sorted_times: list[int], t0: int, t1: int) -> bool:

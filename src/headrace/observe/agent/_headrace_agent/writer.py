@@ -46,8 +46,8 @@ def _let_go(mapped, name):
 
 
 def _map(fd, num_bytes):
-    """Maps a file. Below Python 3.13 a map keeps a descriptor, which must not be one of the program's closed 0, 1, 2."""
-    held = []
+    """Maps a file. Before Python 3.13 a map keeps a descriptor, never one of the program's closed 0, 1 and 2."""
+    held: list[int] = []
     try:
         while not held or held[-1] <= 2:
             held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
