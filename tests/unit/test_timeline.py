@@ -166,11 +166,11 @@ def test_calls_of_a_named_function_are_steps():
     assert [step.body_ns for step in view.steps] == [6, 6, 6, 6, 0]
 
 
-def test_an_error_in_next_ends_a_step_like_a_batch():
-    """A fetch that raised is a wait like any other; what follows is not lost."""
+def test_an_error_in_next_is_no_step():
+    """A fetch that raised delivered nothing; what follows is not lost."""
     trainer = Trainer()
     trainer.train(trainer.loader(batches=3))
     at = next(i for i, event in enumerate(trainer.events) if event.kind == Kind.NEXT and event.b == 1)
     trainer.events[at] = trainer.events[at]._replace(c=f.NEXT_ERROR)
     (view,) = loader_views(trainer.trace())
-    assert len(view.steps) == 3
+    assert len(view.steps) == 2

@@ -24,7 +24,7 @@ def changes(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Cha
     """The changes for this verdict, the most useful first. Empty for ``compute``: nothing to gain from data."""
     make = _BY_CAUSE.get(verdict.cause)
     found = make(facts, verdict, hotspots) if make else []
-    return [change for change in found if change.speedup is None or change.speedup >= 1.01] or found[:1]
+    return [change for change in found if change.speedup is None or change.speedup >= 1.01]
 
 
 def _change(what: str, gain: Gain | None, line: str | None = None, from_: Any = None, to: Any = None) -> Change:

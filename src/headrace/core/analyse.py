@@ -43,7 +43,8 @@ def analyse(observed: Observed) -> tuple[list[Process], Finding | None]:
     """Every trainer's loaders, and the finding of the one that costs most."""
     workers = {trace.pid: trace for trace in observed.traces if trace.is_worker}
     judged: list[Judged] = []
-    trainers = [trace for trace in observed.traces if trace.is_trainer]
+    # A loader that a worker's dataset reads is part of that worker's fetch.
+    trainers = [trace for trace in observed.traces if trace.is_trainer and not trace.is_worker]
     for trace in trainers:
         judged.extend(_measure_process(trace, workers, observed))
     ranks.attribute([(j.trace, j.facts) for j in judged])
@@ -67,7 +68,8 @@ def _measure_process(trace: Trace, workers: dict[int, Trace], observed: Observed
         facts = measure(trace, view, others, index, host)
         lines = [line for pid in pids if pid in workers for line in workers[pid].lines("stacks")]
         if not pids:
-            lines = [line for line in trace.lines("stacks") if line.get("fetch")]
+            # The samples do not say whose fetch it was: they are told of with the loader that costs most.
+            lines = [line for line in trace.lines("stacks") if line.get("fetch")] if view is views[0] else []
         blocked = (facts.fetch_split or {}).get("blocked", 0.0) > 0.5
         found.append(Judged(trace, facts, hotspots(lines, blocked)))
     return found
@@ -81,7 +83,7 @@ def _cut_warmup(view: LoaderView, warmup: int) -> None:
             one.steps = one.steps[cut:]
             one.begin, one.iter_ns = (one.steps[0].wait0 if one.steps else one.end), 0
         warmup -= cut
-    view.passes = [one for one in view.passes if one.steps or one.stop_ns]
+    view.passes = [one for one in view.passes if one.steps]
 
 
 def _gains(facts: Facts) -> dict[str, float]:

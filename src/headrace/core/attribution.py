@@ -57,7 +57,8 @@ class Task:
     def blocked_ns(self) -> int:
         """Neither on a core nor ready, and no other thread of the worker at work for it either."""
         wall = self.fetch1 - self.fetch0
-        others = max(self.process_cpu_ns - self.on_cpu_ns, 0)
+        # In the trainer other threads have work of their own; a worker's are there for its fetches.
+        others = max(self.process_cpu_ns - self.on_cpu_ns, 0) if self.idx != f.NONE else 0
         return max(wall - self.on_cpu_ns - (self.run_queue_ns or 0) - others, 0)
 
 
@@ -111,6 +112,18 @@ def _task(pid: int, fetch: Event, out: Event | None, sample: Event | None) -> Ta
     )
 
 
+def _within(tasks: list[Task], view: LoaderView) -> list[Task]:
+    """Those of a trainer's own fetches that this loader's ``next()`` called: other loaders have theirs."""
+    waits = sorted((step.wait0, step.wait1) for step in view.steps)
+    starts = [t0 for t0, _ in waits]
+
+    def called(task: Task) -> bool:
+        at = bisect.bisect_right(starts, task.fetch0) - 1
+        return at >= 0 and task.fetch1 <= waits[at][1]
+
+    return [task for task in tasks if called(task)]
+
+
 class TaskIndex:
     """Finds the task of a step: by worker, resume count and batch number, or by time in the trainer itself."""
 
@@ -120,7 +133,8 @@ class TaskIndex:
         for iter_id, pids in view.workers.items():
             for pid in pids:
                 self._add_worker(iter_id, pid, workers.get(pid))
-        self.own = worker_tasks(trainer) if any(not pids for pids in view.workers.values()) else []
+        alone = any(not pids for pids in view.workers.values())
+        self.own = _within(worker_tasks(trainer), view) if alone else []
         self.own_starts = [task.fetch0 for task in self.own]
         self._add_receipts(trainer, view)
 

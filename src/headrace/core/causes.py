@@ -220,6 +220,8 @@ def memory_frac(facts: Facts) -> float:
 
 def pool_frac(facts: Facts) -> float:
     """Share of the fetches' CPU that other threads than the fetching one used."""
+    if not facts.num_workers:
+        return 0.0  # the trainer's other threads have work of their own
     own = sum(task.on_cpu_ns for task in facts.tasks)
     whole = sum(max(task.process_cpu_ns, task.on_cpu_ns) for task in facts.tasks)
     return 1.0 - own / whole if whole else 0.0

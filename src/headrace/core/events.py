@@ -84,7 +84,9 @@ class Trace:
         self.hook_ns = file.hook_ns if file else 0
         self.num_lost = file.num_lost if file else 0
         self.by_kind: dict[int, list[Event]] = defaultdict(list)
-        for event in file.events if file else ():
+        # Beside a hole that the ring has left, head and ring are two runs: the recent one is told of.
+        events = (file.events[f.HEAD_EVENTS :] if file.num_lost else file.events) if file else []
+        for event in events:
             self.by_kind[event[0]].append(event)
         for events in self.by_kind.values():
             events.sort(key=_T0)

@@ -120,10 +120,13 @@ def _waits(facts: Facts, index: TaskIndex) -> None:
     split = {"on_cpu": 0.0, "run_queue": 0.0, "blocked": 0.0}
     for step in facts.view.steps:
         task = index.of(step)
-        parts = split_wait(step, task, pin)
+        parts = _split_call(step, split) if facts.view.is_call else split_wait(step, task, pin)
         for place, ns in parts.items():
             whole[place] += ns
         if step.first or not step.wait_ns:
+            continue
+        if facts.view.is_call:
+            charged["fetch"] += step.stall_ns
             continue
         charge(charged, parts, step, task, index)
         if task is not None and parts["fetch"]:
@@ -137,6 +140,13 @@ def _waits(facts: Facts, index: TaskIndex) -> None:
     facts.fetch_split = {k: v / total for k, v in split.items()} if total else None
     facts.slow_wait_frac = _slow_share(facts, index)
     facts.handover_ns = _handover_ns(facts, index)
+
+
+def _split_call(step: Step, split: dict[str, float]) -> dict[str, int]:
+    """``--data``: the call is the fetch, in the trainer's own thread."""
+    split["on_cpu"] += step.main_on_cpu_ns
+    split["blocked"] += step.wait_ns - step.main_on_cpu_ns
+    return {**dict.fromkeys(PLACES, 0), "fetch": step.wait_ns}
 
 
 def _handover_ns(facts: Facts, index: TaskIndex) -> float | None:

@@ -114,8 +114,23 @@ def loader_views(trace: Trace) -> list[LoaderView]:
     _fill_device_clock(trace, views)
     alive = [view for view in views.values() if view.passes]
     _set_roles(trace, alive)
-    alive = _merge_remade(alive)
+    alive = _without_inner(_merge_remade(alive))
     return sorted(alive, key=lambda view: (view.role == "validation", -view.wait_ns, view.begin))
+
+
+def _without_inner(views: list[LoaderView]) -> list[LoaderView]:
+    """Leaves out loaders that a dataset reads: their time is part of the outer loader's fetch."""
+    return [view for view in views if not any(_reads(outer, view) for outer in views if outer is not view)]
+
+
+def _reads(outer: LoaderView, inner: LoaderView) -> bool:
+    waits = sorted((step.wait0, step.wait1) for step in outer.steps)
+    starts = [t0 for t0, _ in waits]
+    inside = 0
+    for step in inner.steps:
+        at = bisect.bisect_right(starts, step.wait0) - 1
+        inside += at >= 0 and step.wait1 <= waits[at][1]
+    return bool(inner.steps) and inside * 10 >= len(inner.steps) * 9
 
 
 def _merge_remade(views: list[LoaderView]) -> list[LoaderView]:
@@ -123,20 +138,15 @@ def _merge_remade(views: list[LoaderView]) -> list[LoaderView]:
 
     Frameworks make training and validation loaders at one line, too: those differ in their role, or take turns.
     """
-    merged: list[LoaderView] = []
+    merged: dict[tuple[str, str, str | None], list[LoaderView]] = {}
     for view in sorted(views, key=lambda one: one.begin):
-        for known in merged:
-            same = (known.site, known.role, known.info.get("dataset")) == (
-                view.site,
-                view.role,
-                view.info.get("dataset"),
-            )
-            if same and known.end <= view.begin:
-                known.absorb(view)
-                break
+        alike = merged.setdefault((view.site, view.role, view.info.get("dataset")), [])
+        known = next((one for one in alike if one.end <= view.begin), None)
+        if known is not None:
+            known.absorb(view)
         else:
-            merged.append(view)
-    return merged
+            alike.append(view)
+    return [view for alike in merged.values() for view in alike]
 
 
 def _views_by_site(trace: Trace) -> dict[tuple[str, int | None], LoaderView]:
@@ -147,7 +157,7 @@ def _views_by_site(trace: Trace) -> dict[tuple[str, int | None], LoaderView]:
             continue
         info = infos.get(line.get("loader"), {"site": "?"})
         site = info.get("site") or "?"
-        key = (site, info.get("dataset_id"))
+        key = (site, line.get("loader"))
         view = views.get(key)
         if view is None:
             view = views[key] = LoaderView(site, info, set(), {}, {}, is_call=bool(info.get("call")))
@@ -208,15 +218,15 @@ def _one_pass(
     steps: list[Step] = []
     stop = None
     for i, event in enumerate(events):
-        if event.kind == Kind.NEXT and event.c & f.NEXT_STOP:
-            stop = event
+        if event.kind == Kind.NEXT and event.c & (f.NEXT_STOP | f.NEXT_ERROR):
+            stop = event if event.c & f.NEXT_STOP else stop
             continue
         follower = events[i + 1] if i + 1 < len(events) else None
         end = follower.t0 if follower is not None else _loose_end(event.t1, steps, ends, marks)
         is_call = event.kind == Kind.CALL
         task = f.NONE if is_call else event.e
         wait_ns = event.t1 - event.t0
-        on_cpu = wait_ns if is_call else min(event.d, wait_ns)
+        on_cpu = min(event.d, wait_ns)
         delivered = len(steps) if is_call else event.b
         first = not steps and epoch is not None
         steps.append(Step(iter_id, resumes, task, event.t0, event.t1, end, first, on_cpu, delivered))
@@ -258,21 +268,33 @@ def _set_roles(trace: Trace, views: list[LoaderView]) -> None:
     backwards.sort()
     if not backwards:
         return
-    for view in views:
-        others = sorted(step.wait0 for other in views if other is not view for step in other.steps)
-        direct = sum(_any_between(backwards, step.wait1, _before(others, step)) for step in view.steps)
-        view.role = "train" if direct and direct * 4 >= len(view.steps) else "validation"
+    direct = dict.fromkeys(range(len(views)), 0)
+    for owner, step, asked in _until_others(views):
+        direct[owner] += _any_between(backwards, step.wait1, min(step.end, asked))
+    for owner, view in enumerate(views):
+        view.role = "train" if direct[owner] and direct[owner] * 4 >= len(view.steps) else "validation"
     trains = [view for view in views if view.role == "train"]
     for view in views:
         # Read before another loader within one training step (zip, GANs): that one comes between it and the backward.
-        if view.role == "validation" and any(_alternate(view, other) for other in trains):
+        near = [other for other in trains if other.begin <= view.end and view.begin <= other.end]
+        if view.role == "validation" and any(_alternate(view, other) for other in near):
             view.role = "train"
 
 
-def _before(others: list[int], step: Step) -> int:
-    """Where a step's own body ends at the latest: when another loader is asked, whose backward is not this one's."""
-    at = bisect.bisect_left(others, step.wait1)
-    return min(step.end, others[at]) if at < len(others) else step.end
+def _until_others(views: list[LoaderView]) -> Iterable[tuple[int, Step, int]]:
+    """Each step with its view's number, and when another loader is asked next: a backward after that is not its own."""
+    steps = sorted(((step.wait0, owner, step) for owner, view in enumerate(views) for step in view.steps), key=_by_time)
+    asked, last = 1 << 62, 1 << 62  # of the next step of another owner; of the step looked at before
+    before = -1
+    for wait0, owner, step in reversed(steps):
+        if owner != before and before >= 0:
+            asked = last
+        yield owner, step, asked
+        before, last = owner, wait0
+
+
+def _by_time(row: tuple[int, int, Step]) -> tuple[int, int]:
+    return row[:2]
 
 
 def _alternate(view: LoaderView, other: LoaderView) -> bool:

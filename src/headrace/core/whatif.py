@@ -66,6 +66,9 @@ def cores(facts: Facts) -> float:
 
 
 def fetch_threads(facts: Facts) -> float:
+    """Threads on a core while a worker's fetch is."""
+    if not facts.num_workers:
+        return 1.0  # torch gives a worker one thread, whatever the trainer's fetches used
     """Threads on a core while a fetch is: 1 unless it runs a pool."""
     own = sum(task.on_cpu_ns for task in facts.tasks)
     whole = sum(max(task.process_cpu_ns, task.on_cpu_ns) for task in facts.tasks)

@@ -61,7 +61,7 @@ class EventKind(enum.IntEnum):
     DEVICE = 12  # device clock around __next__: a=iter, b=num delivered, c=idle ns, d=1 had run dry, 0 not, or NONE
     DIST = 13  # a collective call from Python: c=site
     SAVE = 14  # torch.save
-    CALL = 15  # --data: one call of the named function or one item of the named iterator: a=iter
+    CALL = 15  # --data: one call of the function or item of the iterator: a=iter, d=on-CPU ns
     FORK = 16  # this process forked: a=child pid
 
 

@@ -104,13 +104,24 @@ def headline(run: Run) -> str:
         return f"no finding: {clean(reason)}"
     waits = _waits(finding, device(run))
     if finding.cause == "compute":
-        return f"{_NOTHING_TO_GAIN}: {device(run)} is the limit ({_waits(finding, 'it')})"
+        return f"{_NOTHING_TO_GAIN}: {device(run)} is the limit{_waits_once(run, finding)}"
     if finding.cause == "unknown":
         return f"{waits}; cause: unknown{_between(finding)}"
     if finding.cause in NOT_DATA:
         share = f", {units.percent(finding.share_frac)} of the time" if finding.share_frac is not None else ""
         return f"not a data problem; cause: {finding.cause}{share} ({waits})"
     return f"{waits}; cause: {finding.cause}"
+
+
+def _waits_once(run: Run, finding: Finding) -> str:
+    """For ``compute``: the steady wait, and apart from it a start that happens once."""
+    found = subject(run)
+    steady = found[1].steady_stall_frac if found else None
+    if steady is None or finding.stall_frac is None:
+        return ""
+    said = f" (it waits for data {units.percent(steady)} of a step"
+    once = finding.stall_frac - steady
+    return said + (f"; starting took {units.percent(once)} of this run)" if once > 0.1 else ")")
 
 
 def _waits(finding: Finding, who: str) -> str:

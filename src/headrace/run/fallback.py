@@ -29,7 +29,14 @@ def add_silent_processes(run: Run, observed: core.Observed) -> None:
     for pid, comm in seen.items():
         run.processes.append(Process(pid=pid, argv=[comm], note=_SILENT))
     if not run.processes:
-        run.notes.append("no Python process reported and none was seen from /proc")
+        told = (
+            "torch was never imported"
+            if not any(t.lines("torch") for t in observed.traces)
+            else "no batch was asked for"
+        )
+        if not observed.traces:
+            told = "no Python process reported and none was seen from /proc"
+        run.notes.append(told)
     _judge_silent(run, observed, list(seen))
 
 

@@ -41,16 +41,24 @@ class Observation:
         self._sampler: subprocess.Popen[bytes] | None = None
         self._agent: ModuleType | None = None
         self._run: Run | None = None
+        self._why_not: str | None = None
 
     def __enter__(self) -> Observation:
         """Hooks this process. Loaders iterated from now on are seen; workers already running are not.
 
-        Raises:
-            UsageError: this process is observed already.
+        Never raises on its own account: under ``headrace run`` it does nothing, and ``report()`` says so.
         """
+        try:
+            return self._begin()
+        except Exception as error:  # noqa: BLE001 - the border to the user's training, which goes on unobserved
+            self._why_not = f"headrace could not observe: {type(error).__name__}: {error}"
+            return self
+
+    def _begin(self) -> Observation:
         loaded = sys.modules.get(_AGENT)
         if loaded is not None and loaded.state.writer is not None:
-            raise UsageError("this process is observed already (by headrace run, or another headrace.observe())")
+            self._why_not = "this process is observed already (by headrace run, or another headrace.observe())"
+            return self
         self._run_dir = make_run_dir(None)
         write_control(self._run_dir, None, 0)
         self._write("run.json", self._header())
@@ -63,15 +71,18 @@ class Observation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Unhooks and reads what was seen. Blocks for the analysis; an error of the block passes through."""
-        assert self._run_dir is not None
-        assert self._agent is not None
-        self._agent.stop()
+        if self._agent is not None:
+            self._agent.stop()
         self._stop_sampler()
-        self._write("end.json", RunEnd(ended="exit", ended_mono_ns=time.monotonic_ns()))
-        from .gather import gather
-
+        if self._why_not is not None or self._run_dir is None:
+            return
         try:
+            self._write("end.json", RunEnd(ended="exit", exit_code=0, ended_mono_ns=time.monotonic_ns()))
+            from .gather import gather
+
             self._run = gather(self._run_dir)
+        except Exception as failure:  # noqa: BLE001 - as above: report() says it
+            self._why_not = f"what was seen cannot be read: {type(failure).__name__}: {failure}"
         finally:
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
@@ -80,8 +91,10 @@ class Observation:
         """The record ``headrace.run/1``.
 
         Raises:
-            UsageError: the block has not ended.
+            UsageError: the block has not ended, or nothing could be observed; the message says why.
         """
+        if self._why_not is not None:
+            raise UsageError(self._why_not)
         if self._run is None:
             raise UsageError("nothing to report yet: call it after the 'with headrace.observe()' block has ended")
         return self._run

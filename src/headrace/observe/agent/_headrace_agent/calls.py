@@ -15,6 +15,7 @@ from .hooks import on_import, replace
 
 CALL = 15
 _mono = time.monotonic_ns
+_thread_time = time.thread_time_ns
 _wanted = None
 
 
@@ -89,21 +90,21 @@ def _stand_in(original, iter_id):
     def call(*args, **kwargs):
         if state.writer is None:
             return original(*args, **kwargs)
-        t0 = _mono()
+        t0, c0 = _mono(), _thread_time()
         result = original(*args, **kwargs)
         if hasattr(type(result), "__next__"):
             return _Timed(result, iter_id)
-        _note(iter_id, t0)
+        _note(iter_id, t0, c0)
         return result
 
     return call
 
 
-def _note(iter_id, t0):
+def _note(iter_id, t0, c0):
     w = state.writer
     if w is not None:
         t1 = _mono()
-        w.event(CALL, t0, t1, iter_id)
+        w.event(CALL, t0, t1, iter_id, 0, 0, _thread_time() - c0)
         stacks.after_next(w, t0, t1)
 
 
@@ -126,10 +127,10 @@ def _timed_class(cls, iter_id, only=None):
 def _timed_next(original, iter_id, only):
     @functools.wraps(original)
     def __next__(self):
-        t0 = _mono()
+        t0, c0 = _mono(), _thread_time()
         result = original(self)
         if only is None or self is only:
-            _note(iter_id, t0)
+            _note(iter_id, t0, c0)
         return result
 
     return __next__
@@ -157,7 +158,7 @@ class _Timed:
         return getattr(self._iterator, name)
 
     def __next__(self):
-        t0 = _mono()
+        t0, c0 = _mono(), _thread_time()
         result = next(self._iterator)
-        _note(self._iter_id, t0)
+        _note(self._iter_id, t0, c0)
         return result

@@ -296,7 +296,7 @@ def _next(original):
         if marks is not None:
             device.after_next(marks, iter_id, delivered, t1 - t0)
         stacks.after_next(w, t0, t1)
-        if not delivered % _hook_every:
+        if delivered % _hook_every == _hook_every - 1:
             w.add(CELL_HOOK_NS, _hook_every * (_mono() - t1 + 500))
         return data
 

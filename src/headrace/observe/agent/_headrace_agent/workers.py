@@ -239,7 +239,12 @@ def _worker_loop(original):
     def _worker_loop(*args, **kwargs):
         if state.writer is not None and len(args) > 10 and not kwargs:
             args = _enter_worker(args) or args
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            w = state.writer
+            if w is not None:
+                w.finish()
 
     return _worker_loop
 

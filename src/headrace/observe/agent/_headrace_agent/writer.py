@@ -148,6 +148,16 @@ class Writer:
             os.close(fd)
         self._allocated = min(self._allocated + CHUNK_EVENTS, _MAX_EVENTS)
 
+    def finish(self):
+        """Closes, and gives back what was reserved and not used: workers come and go with every epoch."""
+        used = 0 if self._cells is None else min(self._cells[CELL_NUM_EVENTS], _MAX_EVENTS)
+        self.close()
+        if used:
+            try:
+                os.truncate(self.base + ".ev", HEADER_BYTES + used * EVENT_BYTES)
+            except OSError:
+                pass  # the directory is gone, and its files with it
+
     def close(self):
         """Unmaps, as soon as no other thread is in the middle of a write; later calls are ignored."""
         self.broken = self.broken or "closed"
