@@ -96,7 +96,7 @@ def measure(trace: Trace, view: LoaderView, others: list[LoaderView], index: Tas
     facts.total_ns = max(view.end - view.begin, 1)
     facts.has_device_clock = any(step.idle_ns is not None for step in view.steady)
     _body_threads(facts)
-    _set_wake(facts)
+    _adjust(facts)
     _waits(facts, index)
     _stalls(facts)
     _bodies(facts, trace, others)
@@ -105,12 +105,17 @@ def measure(trace: Trace, view: LoaderView, others: list[LoaderView], index: Tas
     return facts
 
 
-def _set_wake(facts: Facts) -> None:
-    if facts.has_device_clock or facts.host.trainer_on_cpu_frac is None or facts.body_on_cpu_frac > 0.5:
+def _adjust(facts: Facts) -> None:
+    """Without a device's clock: what the wait would not cost if data were free, and what the body would not."""
+    if facts.has_device_clock or facts.host.trainer_on_cpu_frac is None:
         return
     for step in facts.view.steps:
-        if step.body_ns > IDLE_BODY_NS:
+        # After a wait that blocks, the body starts cold as well: both pay, and free data would save one of the two.
+        slept = step.wait_ns - step.main_on_cpu_ns
+        if facts.body_on_cpu_frac <= 0.5 and step.body_ns > IDLE_BODY_NS and slept < IDLE_BODY_NS:
             step.wake_ns = max(min(step.main_on_cpu_ns, step.wait_ns, WAKE_NS), 0)
+        if facts.num_workers:
+            step.crowd_ns = int(facts.body_run_queue_frac * step.body_ns)
 
 
 def _waits(facts: Facts, index: TaskIndex) -> None:

@@ -33,6 +33,8 @@ class Step:
     idle_ns: int | None = None
     #: Part of the wait that the step would pay itself if data were free (see ``measure.WAKE_NS``).
     wake_ns: int = 0
+    #: Part of the body in which the trainer stood in the run queue, behind its own workers.
+    crowd_ns: int = 0
 
     @property
     def wait_ns(self) -> int:
@@ -48,8 +50,13 @@ class Step:
 
     @property
     def stall_ns(self) -> int:
-        """What the device idled for data; without a device's clock the data wait, less what waking up costs."""
-        return self.wait_ns - self.wake_ns if self.idle_ns is None else min(self.idle_ns, self.wait_ns)
+        """What the device idled for data.
+
+        Without a device's clock: the data wait, less what waking up costs, and what the workers took of the body.
+        """
+        if self.idle_ns is not None:
+            return min(self.idle_ns, self.wait_ns)
+        return self.wait_ns - self.wake_ns + self.crowd_ns
 
 
 @dataclasses.dataclass(slots=True)
