@@ -62,6 +62,14 @@ def _diagnosis(console: Console, given: argparse.Namespace, faults: list[Fault],
     tables.show(console, rows)
     tables.show_confusion(console, rows)
     _save(given, rows, tables.markdown(rows))
+    if given.causes_only:
+        for line in verdict.failed_stall_gates(rows):
+            console.print(f"not enforced here: {line}", style="yellow", highlight=False)
+        broken = [f"{row.fault.name} did not run" for row in rows if row.outcome == "fail" and row.stall_frac is None]
+        failed = verdict.failed_cause_gates(rows) + broken
+        for line in failed:
+            console.print(f"gate: {line}", style="red", highlight=False)
+        return 1 if failed else 0
     return _finish(console, verdict.failed_gates(rows), rows)
 
 
@@ -128,6 +136,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="scripts by part of their name, or causes")
     parser.add_argument("--start-method", choices=[*START_METHODS, "all"], default="fork")
+    parser.add_argument("--causes-only", action="store_true", help="fail on wrong causes only; print stall errors")
     parser.add_argument("--advice", action="store_true", help="apply the advised changes")
     parser.add_argument("--plants", action="store_true", help="check the scripts alone, without headrace")
     parser.add_argument("--repeats", type=int, help="truth runs per script (3), or pairs with --advice (5)")

@@ -119,6 +119,11 @@ def judge_advice(row: Advice) -> Outcome:
 
 def failed_gates(rows: list[Diagnosis]) -> list[str]:
     """Gates of the diagnosis that do not hold, in words."""
+    return failed_cause_gates(rows) + failed_stall_gates(rows)
+
+
+def failed_cause_gates(rows: list[Diagnosis]) -> list[str]:
+    """The gates on what was named."""
     judged = [row for row in rows if row.outcome in ("pass", "fail")]
     if not judged:
         return ["no script was judged"]
@@ -127,7 +132,13 @@ def failed_gates(rows: list[Diagnosis]) -> list[str]:
     if right < MIN_RIGHT_FRAC:
         failed.append(f"top cause right in {right:.1%} of {len(judged)}, want {MIN_RIGHT_FRAC:.0%}")
     failed += [f"{row.fault.name} was called {row.named}" for row in judged if row.accused_data]
-    failed += [
+    return failed
+
+
+def failed_stall_gates(rows: list[Diagnosis]) -> list[str]:
+    """The gate on how large the stall was called."""
+    judged = [row for row in rows if row.outcome in ("pass", "fail")]
+    failed = [
         f"{row.fault.name} ({row.start_method}): stall {row.stall_frac:.3f}, truth {row.truth_frac:.3f}"
         for row in judged
         if row.right and row.outcome == "fail" and row.stall_frac is not None and row.truth_frac is not None
