@@ -50,6 +50,8 @@ def watch(tmp_path):
     def run(*command):
         environment = {
             **os.environ,
+            # Scripts run under the python of PATH, also where no environment was activated.
+            "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]),
             "OMP_NUM_THREADS": "1",
             # Programs that would ask the network, told not to.
             "HF_HUB_OFFLINE": "1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -72,7 +73,10 @@ def play(name: str, script: Path, options: Sequence[str], out_dir: Path, on_step
 def _listen(command: list[str], log_fd: int, on_step: Callable[[int], None]) -> tuple[str, int]:
     """Follows the child's output line by line; blocks until the child ends. Its errors go to ``log_fd``."""
     said: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log_fd, text=True) as child:
+    # `headrace run x.py` takes the python of the caller's PATH, which need not be this one: no environment was activated.
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    environ = {**os.environ, "PATH": path}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log_fd, text=True, env=environ) as child:
         assert child.stdout is not None
         try:
             for line in child.stdout:
