@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def play(name: str, script: Path, options: Sequence[str], out_dir: Path, on_step
 def _listen(command: list[str], log_fd: int, on_step: Callable[[int], None]) -> tuple[str, int]:
     """Follows the child's output line by line; blocks until the child ends. Its errors go to ``log_fd``."""
     said: list[str] = []
-    # `headrace run x.py` takes the python of the caller's PATH, which need not be this one: no environment was activated.
+    # `headrace run x.py` takes the python of PATH, which is another one where no environment was activated.
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
     environ = {**os.environ, "PATH": path}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log_fd, text=True, env=environ) as child:
