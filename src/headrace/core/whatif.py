@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from . import stats
+from .causes import pool_frac
 from .charge import DESERIALISE_NS_PER_BYTE, NS_PER_TENSOR, SERIALISE_NS_PER_BYTE
 from .measure import Facts
 from .pipeline import SERVE_SHARE_FRAC, Config, Measured, predict, smallest_good
@@ -66,13 +67,9 @@ def cores(facts: Facts) -> float:
 
 
 def fetch_threads(facts: Facts) -> float:
-    """Threads on a core while a worker's fetch is."""
-    if not facts.num_workers:
-        return 1.0  # torch gives a worker one thread, whatever the trainer's fetches used
-    """Threads on a core while a fetch is: 1 unless it runs a pool."""
-    own = sum(task.on_cpu_ns for task in facts.tasks)
-    whole = sum(max(task.process_cpu_ns, task.on_cpu_ns) for task in facts.tasks)
-    return max(whole / own, 1.0) if own else 1.0
+    """Threads on a core while a worker's fetch is; 1 without workers: torch gives a worker one thread."""
+    pool = pool_frac(facts)
+    return 1.0 / (1.0 - pool) if pool < 1.0 else 1.0
 
 
 def transport_ns(facts: Facts) -> tuple[float, float, float]:

@@ -179,7 +179,6 @@ def _describe(loader, loader_id):
         loader=loader_id,
         site=site or user_site(3)[0],
         dataset=type(dataset).__module__ + "." + type(dataset).__qualname__,
-        dataset_id=id(dataset),
         iterable=getattr(loader, "_dataset_kind", 0) == 1,
         batch_size=_batch_size(loader),
         num_workers=getattr(loader, "num_workers", None),
