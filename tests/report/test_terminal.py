@@ -73,9 +73,13 @@ def test_users_strings_cannot_control_the_terminal() -> None:
         assert "[bold]x[/bold]" in text
 
 
-def test_colour_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_colour_only_where_it_is_wanted(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No escapes by default when stderr is no terminal, and none with NO_COLOR."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setenv("TERM", term)
+    for name in ("NO_COLOR", "FORCE_COLOR"):  # CI sets one of them
+        monkeypatch.delenv(name, raising=False)
     assert "\x1b" not in render(builders.storage(40))
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b" in render(builders.storage(40))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 from rich.console import Console, Group, RenderableType
@@ -43,11 +44,12 @@ def render(run: Run, width: int | None = None, color: bool | None = None) -> str
     Args:
         run: The record.
         width: Columns; by default those of the terminal behind stderr, at most 120, and 80 where it is no terminal.
-        color: Whether to write ANSI colours; by default only to a terminal and without ``NO_COLOR``.
+        color: Whether to write ANSI colours; by default to a terminal that has them, or where ``FORCE_COLOR`` asks for
+            them, and never with ``NO_COLOR``.
     """
     probe = Console(stderr=True, force_jupyter=False)
     if color is None:
-        color = probe.is_terminal and not probe.no_color and not probe.is_dumb_terminal
+        color = not probe.no_color and (_forced() or (probe.is_terminal and not probe.is_dumb_terminal))
     out = Console(
         file=io.StringIO(),
         width=width or min(probe.width, _MAX_WIDTH),
@@ -61,6 +63,11 @@ def render(run: Run, width: int | None = None, color: bool | None = None) -> str
     _Report(run, out, unicode=_speaks_unicode()).write()
     assert isinstance(out.file, io.StringIO)
     return "\n".join(line.rstrip() for line in out.file.getvalue().splitlines()) + "\n"
+
+
+def _forced() -> bool:
+    """``FORCE_COLOR`` is stronger than a terminal that calls itself dumb, as CI's do (force-color.org)."""
+    return os.environ.get("FORCE_COLOR", "") not in ("", "0")
 
 
 def _speaks_unicode() -> bool:
