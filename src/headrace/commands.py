@@ -58,7 +58,7 @@ def attach(
     seen = look(pid, seconds)
     _show(seen)
     if json is not None:
-        files.write_json(seen, json)
+        _write(seen, json, files.write_json)
 
 
 def report(
@@ -75,7 +75,7 @@ def report(
     writers = ((json, files.write_json), (html, files.write_html), (trace, files.write_trace))
     wanted = [(target, write) for target, write in writers if target is not None]
     for target, write in wanted:
-        write(seen, target)
+        _write(seen, target, write)
     if not wanted:
         _show(seen)
 
@@ -105,6 +105,13 @@ def _check(paths: dict[str, Path | None]) -> None:
     for option, path in paths.items():
         if path is not None:
             check_report_path(option, path)
+
+
+def _write(run: Run, target: Path, write: Callable[[Run, Path], None]) -> None:
+    from headrace.run import talk
+
+    write(run, target)
+    talk.say(f"wrote {target}")
 
 
 def _show(run: Run) -> None:

@@ -4,6 +4,7 @@
     python tests/faults/run_faults.py --start-method all   under fork, spawn and forkserver
     python tests/faults/run_faults.py --advice             predicted against measured speed-up
     python tests/faults/run_faults.py --plants             the scripts alone: is each fault really there?
+    python tests/faults/run_faults.py --saved FILE...      tables and gates of rows that were taken in parts (--json)
 
 Exit code 0 when every gate holds, 1 when one fails, 3 when none fails but rows are not stable (a busy machine).
 """
@@ -40,6 +41,8 @@ Row = TypeVar("Row", verdict.Diagnosis, verdict.Advice)
 def main() -> int:
     """Run what the command line asks for; the exit code says how it went."""
     given = _arguments()
+    if given.saved:
+        return _again(Console(width=None if sys.stdout.isatty() else 160), given)
     _keep_to_cores(NUM_CORES)
     processes.cgroups.remove_stale()
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -59,6 +62,10 @@ def _diagnosis(console: Console, given: argparse.Namespace, faults: list[Fault],
         _said(console, lambda f=fault, m=method: measure.diagnose(f, m, given.repeats or 3, settings, budget))
         for fault, method in _cases(faults, given.start_method)
     ]
+    return _judge_diagnoses(console, given, rows)
+
+
+def _judge_diagnoses(console: Console, given: argparse.Namespace, rows: list[verdict.Diagnosis]) -> int:
     tables.show(console, rows)
     tables.show_confusion(console, rows)
     _save(given, rows, tables.markdown(rows))
@@ -80,6 +87,10 @@ def _advice(console: Console, given: argparse.Namespace, faults: list[Fault], se
         _said(console, lambda f=fault, m=method: measure.advise(f, m, given.repeats or 5, settings, budget))
         for fault, method in cases
     ]
+    return _judge_advices(console, given, rows)
+
+
+def _judge_advices(console: Console, given: argparse.Namespace, rows: list[verdict.Advice]) -> int:
     tables.show(console, rows)
     console.print(tables.advice_summary(rows))
     _save(given, rows, tables.markdown(rows))
@@ -89,6 +100,17 @@ def _advice(console: Console, given: argparse.Namespace, faults: list[Fault], se
         else verdict.MIN_ADVICE_ROWS
     )
     return _finish(console, verdict.failed_advice_gates(rows, expected), rows)
+
+
+def _again(console: Console, given: argparse.Namespace) -> int:
+    saved = [row for path in given.saved for row in json.loads(path.read_text())]
+    known = {fault.name: fault for fault in catalog.load()}
+    advices = [tables.from_json(verdict.Advice, row, known[row["script"]]) for row in saved if "pairs" in row]
+    if advices:
+        return _judge_advices(console, given, advices)
+    return _judge_diagnoses(
+        console, given, [tables.from_json(verdict.Diagnosis, row, known[row["script"]]) for row in saved]
+    )
 
 
 def _said(console: Console, take: Callable[[], Row]) -> Row:
@@ -143,6 +165,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--time-budget", type=float, default=15.0, metavar="MIN", help="no row is repeated after this")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="for one command")
     parser.add_argument("--nice", type=int, default=0, help="niceness of the scripts; below 0 needs the right to it")
+    parser.add_argument("--saved", type=Path, nargs="+", metavar="FILE", help="rows that --json wrote: measure nothing")
     parser.add_argument("--json", type=Path, help="rows for machines")
     parser.add_argument("--markdown", type=Path, help="tables for the docs")
     return parser.parse_args()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
-from typing import Any
+from typing import Any, TypeVar
 
+from catalog import Fault
 from rich.console import Console
 from rich.table import Table
 from verdict import Advice, Diagnosis, median_advice_error
 
+Row = TypeVar("Row", Diagnosis, Advice)
 COLOURS = {"pass": "green", "fail": "red", "not stable": "yellow", "skipped": "dim"}
 DIAGNOSIS_HEAD = ("script", "start", "planted", "named", "runner-up", "stall", "truth", "others' cores", "outcome")
 ADVICE_HEAD = ("script", "start", "change", "to", "predicted", "measured", "pairs' range", "error", "outcome")
@@ -72,6 +74,15 @@ def as_json(rows: list[Diagnosis] | list[Advice]) -> list[dict[str, Any]]:
         | {name: value for name, value in vars(row).items() if name != "fault"}
         for row in rows
     ]
+
+
+def from_json(kind: type[Row], saved: dict[str, Any], fault: Fault) -> Row:
+    """A row that ``as_json`` wrote."""
+    values = {name: value for name, value in saved.items() if name not in ("script", "cause")}
+    for name, value in values.items():
+        if name.endswith("_ci") and value is not None:
+            values[name] = tuple(value)
+    return kind(fault=fault, **values)
 
 
 def advice_summary(rows: list[Advice]) -> str:

@@ -58,6 +58,7 @@ def test_flags(part):
     """Flags of NEXT."""
     loaders = part("loaders")
     assert (loaders.STOP, loaders.ERROR) == (rundir.NEXT_STOP, rundir.NEXT_ERROR)
+    assert loaders.QUEUED_SHIFT == rundir.NEXT_QUEUED_SHIFT
 
 
 def test_round_trip(part, tmp_path):

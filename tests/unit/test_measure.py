@@ -12,6 +12,7 @@ from headrace.core.attribution import TaskIndex
 from headrace.core.hostfacts import host_facts
 from headrace.core.measure import measure
 from headrace.core.timeline import loader_views
+from headrace.records.rundir import NEXT_QUEUED_SHIFT
 from tests.unit.synth import MS, US, Kind, Service, Trainer, observe
 
 
@@ -228,3 +229,20 @@ def test_copies_are_counted_by_their_flags():
     assert facts.copy_bytes == 4000
     assert (facts.num_pageable_copies, facts.num_blocking_copies) == (2, 2)
     assert facts.copy_ns == 30 * US
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_trainers_run_queue_wait_is_that_of_its_bodies(asked):
+    """What a long wait says of its own time in the run queue is not laid on the step's body."""
+    trainer = Trainer(body_on_cpu_frac=0.0)
+    slow = Service(on_cpu_ns=20 * MS, run_queue_ns=0, blocked_ns=0)
+    loader = trainer.loader(site="t.py:1", num_workers=2, batches=40, fetch=lambda _: slow)
+    for _ in loader:
+        trainer.body(5 * MS, run_queue_ns=2 * MS)
+    if asked:  # it stood in the run queue in no wait: all of the time that the kernel counted is the bodies'
+        trainer.events = [
+            event._replace(c=1 << NEXT_QUEUED_SHIFT) if event.kind == Kind.NEXT and not event.c else event
+            for event in trainer.events
+        ]
+    facts = facts_of(trainer)["t.py:1"]
+    assert facts.body_run_queue_frac == pytest.approx(0.4 if asked else 0.4 * 5 / 10, abs=0.06)

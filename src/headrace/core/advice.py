@@ -111,7 +111,8 @@ def _preprocess(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list
         )
     ]
     free = whatif.gain(facts, change=lambda base: _scale_cpu(base, 0.05))
-    found.append(_change("all work per sample", free, "# store the samples decoded and resized", 1.0, 0.05))
+    line = "# store the samples as the model takes them (decoded, resized, tokenised)"
+    found.append(_change("all work per sample", free, line, 1.0, 0.05))
     best = whatif.best_workers(facts)
     if best is not None and best[0].num_workers != facts.num_workers and best[1].speedup > 1.05:
         found.insert(0, _workers(facts, verdict, hotspots)[-1])

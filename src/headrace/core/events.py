@@ -34,6 +34,7 @@ class Event(NamedTuple):
 
 #: As ``Event._make``, without a Python frame per event: a long run has 400,000.
 _make: Callable[[tuple[int, ...]], Event] = functools.partial(tuple.__new__, Event)
+_OPTIMIZER, _BACKWARD = f.EventKind.OPTIMIZER, f.EventKind.BACKWARD
 _KIND, _T0 = operator.itemgetter(0), operator.itemgetter(1)
 
 
@@ -88,6 +89,8 @@ class Trace:
         events = (file.events[f.HEAD_EVENTS :] if file.num_lost else file.events) if file else []
         for event in events:
             self.by_kind[event[0]].append(event)
+        backwards = [Event(_BACKWARD, e.a, e.t0, 0, 0, 0, 0, 0) for e in self.by_kind.get(_OPTIMIZER, ()) if e.a]
+        self.by_kind[_BACKWARD] += backwards
         for events in self.by_kind.values():
             events.sort(key=_T0)
 

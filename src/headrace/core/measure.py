@@ -313,9 +313,19 @@ def _body_threads(facts: Facts) -> None:
     queue = (host.trainer_run_queue_frac or 0.0) * facts.total_ns
     if not facts.num_workers:  # the fetches' own share of the queue is known exactly
         queue -= sum(task.run_queue_ns or 0 for task in facts.tasks)
-    elif waits:
-        queue *= bodies / (bodies + waits)
+    else:
+        queue = _queue_in_bodies(view, queue, bodies, waits)
     facts.body_run_queue_frac = min(max(queue / bodies, 0.0), 1.0)
+
+
+def _queue_in_bodies(view: LoaderView, queue_ns: float, bodies_ns: float, waits_ns: float) -> float:
+    """The trainer's run-queue time less that of ``next()`` and ``iter()``: measured there, or else shared out."""
+    told = [step for step in view.steps if step.queued_ns is not None]
+    begun = [one for one in view.passes if one.queued_ns is not None]
+    left = queue_ns - sum(step.queued_ns or 0 for step in told) - sum(one.queued_ns or 0 for one in begun)
+    unseen = waits_ns - sum(step.wait_ns for step in told)
+    unseen += sum(one.iter_ns for one in view.passes if one.queued_ns is None)
+    return max(left, 0.0) * bodies_ns / max(bodies_ns + unseen, 1)
 
 
 def _forgive_queue(facts: Facts) -> None:

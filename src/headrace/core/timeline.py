@@ -16,6 +16,10 @@ from .events import Event, Trace
 
 Kind = f.EventKind
 
+#: The agent asks for the CPU time of a ``next()`` only after one that took this long (see its ``loaders.py``): where it
+#: did not, the trainer was on a core for no longer, and whatever went beyond was waiting.
+_SHORT_NS = 50_000
+
 
 @dataclasses.dataclass(slots=True)
 class Step:
@@ -31,6 +35,8 @@ class Step:
     main_on_cpu_ns: int
     delivered: int
     idle_ns: int | None = None
+    #: Part of the wait in which the trainer was ready but had no core; None where that was not asked.
+    queued_ns: int | None = None
     #: Part of the wait that the step would pay itself if data were free (see ``measure.WAKE_NS``).
     wake_ns: int = 0
     #: Part of the body in which the trainer stood in the run queue, behind its own workers.
@@ -69,6 +75,8 @@ class Pass:
     iter_ns: int
     stop_ns: int
     steps: list[Step]
+    #: Part of ``iter_ns`` in which the trainer was ready but had no core; None where that was not asked.
+    queued_ns: int | None = None
 
 
 @dataclasses.dataclass
@@ -233,13 +241,21 @@ def _one_pass(
         is_call = event.kind == Kind.CALL
         task = f.NONE if is_call else event.e
         wait_ns = event.t1 - event.t0
-        on_cpu = min(event.d, wait_ns)
+        on_cpu = min(event.d if event.d != f.NONE else _SHORT_NS, wait_ns)
         delivered = len(steps) if is_call else event.b
         first = not steps and epoch is not None
-        steps.append(Step(iter_id, resumes, task, event.t0, event.t1, end, first, on_cpu, delivered))
+        step = Step(iter_id, resumes, task, event.t0, event.t1, end, first, on_cpu, delivered)
+        step.queued_ns = None if is_call else _queued_ns(event.c)
+        steps.append(step)
     begin = epoch.t0 if epoch is not None else events[0].t0
     end = stop.t1 if stop is not None else (steps[-1].end if steps else events[-1].t1)
-    return Pass(iter_id, begin, end, epoch.dur_ns if epoch else 0, stop.dur_ns if stop else 0, steps)
+    queued = None if epoch is None or epoch.e == f.NONE else epoch.e
+    return Pass(iter_id, begin, end, epoch.dur_ns if epoch else 0, stop.dur_ns if stop else 0, steps, queued)
+
+
+def _queued_ns(flags: int) -> int | None:
+    told = flags >> f.NEXT_QUEUED_SHIFT
+    return (told - 1) * 1000 if told else None
 
 
 def _loose_end(t1: int, steps: list[Step], ends: list[int], marks: list[int]) -> int:

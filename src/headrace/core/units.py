@@ -48,9 +48,9 @@ def ms(ns: float | None) -> str:
 
 def percent(frac: float | None) -> str:
     """A ratio in 0..1 as percent: ``61 %``, ``4.2 %`` below ten, ``< 0.1 %`` for what is there but tiny."""
-    if frac is None or not math.isfinite(frac):
+    value = math.nan if frac is None else frac * 100
+    if not math.isfinite(value):
         return MISSING
-    value = frac * 100
     if value == 0:
         return "0 %"
     if abs(value) < 0.1:

@@ -47,15 +47,17 @@ class EventKind(enum.IntEnum):
     trainer.
     """
 
-    NEXT = 1  # __next__: a=iter, b=num delivered before in this epoch, c=flags, d=on-CPU ns, e=torch's batch idx
-    EPOCH = 2  # DataLoader.__iter__: a=iter, b=loader, c=1 when persistent workers were reused, d=the iterator's epoch
+    NEXT = 1  # __next__: a=iter, b=num delivered before in this epoch, c=flags, d=on-CPU ns or NONE, e=batch idx
+    EPOCH = (
+        2  # DataLoader.__iter__: a=iter, b=loader, c=1 when persistent workers were reused, d=its epoch, e=queued ns
+    )
     RECV = 3  # trainer got a batch from the result (or pin) queue: a=iter, b=idx, c=resume count
     FETCH = 4  # fetcher.fetch: a=w1, b=idx (NONE in the trainer), c=collate ns, d=on-CPU ns, e=run-queue ns or NONE
     TASK = 5  # worker, t0=got index, t1=batch handed to the queue: a=w1, b=idx, c=resume count, d=bytes, e=num tensors
     SAMPLE = 6  # slowest sample: a=w1, b=idx, c=its index or NONE, d=num samples, e=process CPU ns of the fetch
     PIN = 7  # pin thread, t0=received, t1=handed on: a=queue id, b=idx
-    OPTIMIZER = 8  # optimizer.step, from the end of backward (its start is not hooked)
-    BACKWARD = 9  # torch.autograd.backward
+    OPTIMIZER = 8  # optimizer.step, from the end of backward (its start is not hooked): a=t0 of that backward or 0
+    BACKWARD = 9  # torch.autograd.backward without an optimizer step after it (decoding makes one of every OPTIMIZER.a)
     COPY = 10  # host -> device: a=bytes, b=flags (1 pinned, 2 non_blocking), c=site
     SYNC = 11  # host waited for the device: c=site, d=1 when the device idled after it
     DEVICE = 12  # device clock around __next__: a=iter, b=num delivered, c=idle ns, d=1 had run dry, 0 not, or NONE
@@ -65,8 +67,8 @@ class EventKind(enum.IntEnum):
     FORK = 16  # this process forked: a=child pid
 
 
-#: Flags of NEXT.
-NEXT_STOP, NEXT_ERROR = 1, 2
+#: Flags of NEXT; above them, from bit NEXT_QUEUED_SHIFT, one more than its us in the run queue, or 0: not measured.
+NEXT_STOP, NEXT_ERROR, NEXT_QUEUED_SHIFT = 1, 2, 8
 COPY_PINNED, COPY_NON_BLOCKING = 1, 2
 
 

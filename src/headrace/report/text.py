@@ -255,7 +255,7 @@ def ended(run: Run) -> str:
     if run.ended == "signal":
         return f"killed by {_signal_name(run.signal)}{took}"
     if run.ended == "steps":
-        return f"observed as many steps as asked{took}; the program went on alone"
+        return f"observed as long as was asked{took}; the program went on alone"
     if run.ended == "lost":
         return f"headrace was killed before the program ended; this is what was seen{took}"
     code = "an unknown exit code" if run.exit_code is None else f"exit code {run.exit_code}"

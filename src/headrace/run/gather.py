@@ -161,6 +161,8 @@ def _add_end(run: Run, end: RunEnd | None, header: RunHeader, stepped_aside: boo
     if stepped_aside and run.ended == "exit":
         run.ended = "steps"
     run.exit_code, run.signal = end.exit_code, end.signal
+    if end.ended == "steps":
+        run.unavailable["/exit_code"] = "the program went on after it was observed"
     run.duration_ns = end.ended_mono_ns - header.started_mono_ns
 
 

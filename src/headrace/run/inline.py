@@ -77,7 +77,7 @@ class Observation:
         if self._why_not is not None or self._run_dir is None:
             return
         try:
-            self._write("end.json", RunEnd(ended="exit", exit_code=0, ended_mono_ns=time.monotonic_ns()))
+            self._write("end.json", RunEnd(ended="steps", ended_mono_ns=time.monotonic_ns()))
             from .gather import gather
 
             self._run = gather(self._run_dir)

@@ -20,7 +20,8 @@ def make_run_dir(root: Path | None) -> Path:
     Raises:
         OSError: no place can be written to.
     """
-    name = f"headrace-{_user()}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    # The clock's last digits: a notebook's cell may observe twice within a second.
+    name = f"headrace-{_user()}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns() % 10**6:06d}"
     if root is not None:
         root.mkdir(parents=True, exist_ok=True)
         return _make(root / name)

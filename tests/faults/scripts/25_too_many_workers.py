@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 FAULT = {
     "cause": "oversubscribed",
+    "long_truth": True,
     "steps": 130,
     "start_methods": ["fork", "spawn", "forkserver"],
     "fixed": {"num_workers": 4},

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 FAULT = {
     "cause": "oversubscribed",
+    "long_truth": True,
     "steps": 100,
     "start_methods": ["fork", "spawn", "forkserver"],
     "fixed": {"threads": 1},

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 FAULT = {
     "cause": "preprocess",
+    "long_truth": True,
     "steps": 130,
     "start_methods": ["fork", "spawn", "forkserver"],
     "fixed": {"decoded": True},

@@ -60,8 +60,9 @@ def after_step():
 
 def _patch(module):
     global _wanted
-    # None when the main script had it and is now imported under its own name: _apply() notes the error.
-    wanted: tuple[str, str] = _wanted  # type: ignore[assignment]
+    wanted = _wanted
+    if wanted is None:
+        return  # found before: the main script had it, and is now imported under its own name
     *outer, name = wanted[1].split(".")
     owner = module
     for part in outer:

@@ -16,7 +16,7 @@ from .sites import user_site
 from .writer import CELL_HOOK_NS, NONE
 
 NEXT, EPOCH, RECV, PIN = 1, 2, 3, 7
-STOP, ERROR = 1, 2
+STOP, ERROR, QUEUED_SHIFT = 1, 2, 8
 
 _mono = time.monotonic_ns
 _thread_time = time.thread_time_ns
@@ -26,7 +26,35 @@ _dataset_sites: dict[int, tuple] = {}
 _loader_ids: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _iterators: weakref.WeakSet = weakref.WeakSet()
 _hook_every = 32
+#: Asking for a thread's CPU time is a system call: not where the batches are ready. Its time in the run queue is a
+#: file of the kernel: only where waits are long beside reading it.
+_SHORT_NS, _LONG_NS = 50_000, 1_000_000
+_last_wait_ns = _LONG_NS
 _inside = threading.local()
+
+
+class _UNKNOWN:
+    """Stands for an iterator of which nothing could be remembered."""
+
+    id, epochs, has_workers = 0, 1, False
+
+
+class _Seen:
+    """What is remembered of an iterator, on it, as ``_headrace``: ids, and how often it began and resumed.
+
+    Read as an attribute, never through ``__dict__``: Python would give the iterator a dictionary of its own then, and
+    torch's every access to it becomes slower.
+    """
+
+    __slots__ = ("epochs", "has_workers", "id", "loader_id", "resumes")
+
+    def __init__(self, iterator, epochs=0):
+        self.id, self.epochs, self.resumes, self.loader_id = state.next_id(), epochs, 0, 0
+        self.has_workers = hasattr(type(iterator), "_get_data")
+
+
+def _seen(iterator):
+    return getattr(iterator, "_headrace", None)
 
 
 @on_import("torch.utils.data.dataloader")
@@ -44,8 +72,7 @@ def _forget():
     """Ids belong to one writer: the next one, here or in a forked child, has to describe everything again."""
     _loader_ids.clear()
     for iterator in list(_iterators):
-        for name in ("_headrace_id", "_headrace_epochs", "_headrace_resumes", "_headrace_loader"):
-            iterator.__dict__.pop(name, None)
+        iterator.__dict__.pop("_headrace", None)
     _iterators.clear()
 
 
@@ -111,27 +138,29 @@ def _iter(original):
         if state.writer is None or outer is self:
             return original(self)
         _inside.iter = self
+        q0 = workers.run_queue_ns()
         t0 = _mono()
         try:
             iterator = original(self)
         finally:
             _inside.iter = outer
-        _note_epoch(self, iterator, t0, _mono())
+        _note_epoch(self, iterator, t0, _mono(), q0)
         return iterator
 
     return __iter__
 
 
 @state.quiet("epoch")
-def _note_epoch(loader, iterator, t0, t1):
-    seen = iterator.__dict__.get("_headrace_epochs")
+def _note_epoch(loader, iterator, t0, t1, q0):
+    seen = _seen(iterator)
     if seen is None:
         return
-    iterator._headrace_epochs = seen + 1
+    epoch, seen.epochs = seen.epochs, seen.epochs + 1
     loader_id = _loader_id(loader)
-    if seen == 0:
+    if epoch == 0:
         _describe_iterator(iterator, loader_id)
-    state.event(EPOCH, t0, t1, iterator._headrace_id, loader_id, int(seen > 0), seen)
+    q1 = None if q0 is None else workers.run_queue_ns()
+    state.event(EPOCH, t0, t1, seen.id, loader_id, int(epoch > 0), epoch, NONE if q1 is None else max(q1 - q0, 0))
 
 
 def _iterator_init(original):
@@ -146,11 +175,9 @@ def _iterator_init(original):
 
 @state.quiet("iterator")
 def _adopt(iterator, loader):
-    iterator._headrace_id = state.next_id()
-    iterator._headrace_epochs = 0
-    iterator._headrace_resumes = 0
+    iterator._headrace = seen = _Seen(iterator)
     _iterators.add(iterator)
-    iterator._headrace_loader = _loader_id(loader)
+    seen.loader_id = _loader_id(loader)
 
 
 def _loader_id(loader):
@@ -228,7 +255,7 @@ def _describe_iterator(iterator, loader_id):
     pids = [w.pid for w in getattr(iterator, "_workers", ())]
     queue = getattr(iterator, "_worker_result_queue", None)
     queue_id = id(queue) if queue is not None else 0
-    state.meta("iter", iter=iterator._headrace_id, loader=loader_id, workers=pids, queue=queue_id, rank=_rank())
+    state.meta("iter", iter=iterator._headrace.id, loader=loader_id, workers=pids, queue=queue_id, rank=_rank())
 
 
 def _rank():
@@ -245,8 +272,9 @@ def _rank():
 def _reset(original):
     @functools.wraps(original)
     def _reset(self, loader, first_iter=False):
-        if not first_iter and "_headrace_resumes" in self.__dict__:
-            self._headrace_resumes += 1
+        seen = None if first_iter else _seen(self)
+        if seen is not None:
+            seen.resumes += 1
         return original(self, loader, first_iter)
 
     return _reset
@@ -261,40 +289,53 @@ def _get_data(original):
         if w is not None:
             idx = result[0] if type(result) is tuple and result else None
             if type(idx) is int:
-                mine = self.__dict__
-                w.event(RECV, t0, _mono(), mine.get("_headrace_id", 0), idx, mine.get("_headrace_resumes", 0))
+                seen = _seen(self)
+                mine = (seen.id, idx, seen.resumes) if seen is not None else (0, idx, 0)
+                w.event(RECV, t0, _mono(), *mine)
         return result
 
     return _get_data
 
 
 def _next(original):
+    watch = stacks.watch
+
     @functools.wraps(original)
     def __next__(self):
+        global _last_wait_ns
         w = state.writer
         if w is None:
             return original(self)
-        mine = self.__dict__
-        iter_id = mine.get("_headrace_id") or _adopt_late(self) or 0
-        delivered = mine.get("_num_yielded", 0)
-        if not delivered and not mine.get("_headrace_epochs", 1):
+        try:
+            seen, delivered = self._headrace, self._num_yielded
+        except AttributeError:
+            seen, delivered = _adopt_late(self) or _UNKNOWN, getattr(self, "_num_yielded", 0)
+        iter_id = seen.id
+        if not delivered and not seen.epochs:
             _note_unasked(self)
-        marks = device.before_next()
-        c0 = _thread_time()
+        marks = None if device._cuda is None else device.before_next()
+        c0 = 0 if _last_wait_ns < _SHORT_NS else _thread_time()
+        q0 = None if _last_wait_ns < _LONG_NS else workers.run_queue_ns()
         t0 = _mono()
         try:
             data = original(self)
         except BaseException as error:
             t1 = _mono()
             flag = STOP if isinstance(error, StopIteration) else ERROR
-            state.event(NEXT, t0, t1, iter_id, delivered, flag, _thread_time() - c0, NONE)
+            state.event(NEXT, t0, t1, iter_id, delivered, flag, _thread_time() - c0 if c0 else NONE, NONE)
             raise
         t1 = _mono()
-        received = mine.get("_rcvd_idx")
-        w.event(NEXT, t0, t1, iter_id, delivered, 0, _thread_time() - c0, NONE if received is None else received - 1)
+        _last_wait_ns = t1 - t0
+        received = getattr(self, "_rcvd_idx", NONE + 1) - 1 if seen.has_workers else NONE
+        queued = 0 if q0 is None else _queued_since(q0)
+        w.event(NEXT, t0, t1, iter_id, delivered, queued, _thread_time() - c0 if c0 else NONE, received)
         if marks is not None:
-            device.after_next(marks, iter_id, delivered, t1 - t0)
-        stacks.after_next(w, t0, t1)
+            device.after_next(marks, iter_id, delivered, _last_wait_ns)
+        # As stacks.after_next(), without the call: this runs in every step.
+        watch.steps += 1
+        watch.wait_ns += _last_wait_ns
+        if t1 >= watch.look_ns:
+            stacks.look_up(w, t1)
         if delivered % _hook_every == _hook_every - 1:
             w.add(CELL_HOOK_NS, _hook_every * (_mono() - t1 + 500))
         return data
@@ -302,21 +343,25 @@ def _next(original):
     return __next__
 
 
+def _queued_since(q0):
+    """For the upper bits of NEXT's flags: us in the run queue, and one."""
+    q1 = workers.run_queue_ns()
+    return 0 if q1 is None else (max(q1 - q0, 0) // 1000 + 1) << QUEUED_SHIFT
+
+
 @state.quiet("iterator")
 def _note_unasked(iterator):
     """An iterator that no DataLoader.__iter__ handed out (fastai makes them itself)."""
-    now = _mono()
-    iterator._headrace_epochs = 1
-    _describe_iterator(iterator, iterator._headrace_loader)
-    state.event(EPOCH, now, now, iterator._headrace_id, iterator._headrace_loader, 0, 0)
+    now, seen = _mono(), iterator._headrace
+    seen.epochs = 1
+    _describe_iterator(iterator, seen.loader_id)
+    state.event(EPOCH, now, now, seen.id, seen.loader_id, 0, 0, NONE)
 
 
 @state.quiet("iterator")
 def _adopt_late(iterator):
     """An iterator older than our hooks (``headrace.observe()`` in the middle of an epoch)."""
-    iterator._headrace_id = state.next_id()
-    iterator._headrace_epochs = 1
-    iterator._headrace_resumes = 0
+    iterator._headrace = seen = _Seen(iterator, epochs=1)
     _iterators.add(iterator)
     loader_id = state.next_id()
     state.meta(
@@ -330,4 +375,4 @@ def _adopt_late(iterator):
         late=True,
     )
     _describe_iterator(iterator, loader_id)
-    return iterator._headrace_id
+    return seen

@@ -23,30 +23,32 @@ _MAX_FRAMES = 24
 
 
 class _Watch:
-    """The trainer's view: how much it waited, and whether it asked already."""
+    """The trainer's view: how much it waited, and whether it asked. One instance: writing to a class is slow."""
 
-    first_ns = 0
-    look_ns = 0
-    wait_ns = 0
-    steps = 0
-    asked = 0
-    optimizer_steps = 0
+    __slots__ = ("asked", "first_ns", "look_ns", "optimizer_steps", "steps", "wait_ns")
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self):
+        self.first_ns = self.look_ns = self.wait_ns = self.steps = self.asked = self.optimizer_steps = 0
 
 
+watch = _Watch()
 _fetching: int | None = None  # ident of the thread that is fetching now
 _sampler: "_Sampler | None" = None
 
 
 def after_next(w, t0, t1):
     """Called by the trainer after each batch: counts steps; every 50 ms it looks whether there is anything to do."""
-    watch = _Watch
     watch.steps += 1
     watch.wait_ns += t1 - t0
     if t1 >= watch.look_ns:
-        _look_up(w, watch, t1)
+        look_up(w, t1)
 
 
-def _look_up(w, watch, now):
+def look_up(w, now):
+    """The rest of ``after_next``, for a caller that counts by itself."""
     cells = state.control.cells
     most = cells[Control.MAX_STEPS]
     watch.look_ns = 0 if most else now + 50_000_000  # with --steps every step has to be counted in time
@@ -64,9 +66,9 @@ def _look_up(w, watch, now):
 
 
 def _worth_it(now):
-    elapsed = now - _Watch.first_ns
-    wait_for = 1_000_000_000 if not _Watch.asked else 30_000_000_000
-    return elapsed > wait_for and _Watch.wait_ns > elapsed // 20
+    elapsed = now - watch.first_ns
+    wait_for = 1_000_000_000 if not watch.asked else 30_000_000_000
+    return elapsed > wait_for and watch.wait_ns > elapsed // 20
 
 
 @state.quiet("stop")
@@ -94,10 +96,7 @@ def after_fetch():
 
 
 def after_step(w):
-    """After an optimizer step: without any loader, sample what runs between the steps."""
-    watch = _Watch
-    if watch.first_ns:
-        return
+    """After an optimizer step of a program without any loader so far: sample what runs between the steps."""
     watch.optimizer_steps += 1
     if watch.optimizer_steps != 3:
         _count_loaderless(w)
@@ -110,7 +109,7 @@ def _count_loaderless(w):
     w.add(CELL_NUM_STEPS, 1)
     cells = state.control.cells
     most = cells[Control.MAX_STEPS]
-    if most and _Watch.optimizer_steps >= most + cells[Control.WARMUP_STEPS]:
+    if most and watch.optimizer_steps >= most + cells[Control.WARMUP_STEPS]:
         cells[Control.STOP] = 1
         _step_aside()
 
@@ -194,7 +193,7 @@ def _end_before_fork():
 def _forget_in_child():
     global _sampler, _fetching
     _sampler = _fetching = None
-    _Watch.first_ns = _Watch.look_ns = _Watch.wait_ns = _Watch.steps = _Watch.asked = _Watch.optimizer_steps = 0
+    watch.forget()
 
 
 state._before_fork.append(_end_before_fork)

@@ -19,6 +19,7 @@ _fork_registered = False
 _announced = False  # whether this process's first line is written
 _at_fork_child: list = []  # callables of other modules, run in a forked child after the writer was renewed
 _before_fork: list = []
+at_end: list = []  # run before the writer is closed: what is written a little late
 
 
 def begin(directory, data=None):
@@ -48,6 +49,8 @@ def end(reason):
     global writer, _announced
     if writer is None:
         return
+    for call in at_end:
+        quiet("end")(call)()
     meta("done", reason=reason, t_ns=mono())
     _announced = False
     writer.close()

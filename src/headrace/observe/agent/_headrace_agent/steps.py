@@ -16,24 +16,52 @@ def _compiling():
     return False
 
 
-_last_backward_ns = 0
+_dynamo = False
+
+
+class _Backward:
+    """The last backward; the optimizer's event tells of it, too, so that a step has one event less."""
+
+    __slots__ = ("t0", "t1")
+
+    def __init__(self):
+        self.t0 = self.t1 = 0
+
+
+_last = _Backward()
 
 
 def _timed_backward(original):
+    last = _last
+
     @functools.wraps(original)
     def backward(*args, **kwargs):
-        global _last_backward_ns
-        w = state.writer
-        if w is None or _compiling():
+        if state.writer is None or (_dynamo and _compiling()):
             return original(*args, **kwargs)
+        if last.t0:
+            _flush()  # gradients are accumulated: no optimizer step came in between
         t0 = _mono()
         try:
             return original(*args, **kwargs)
         finally:
-            _last_backward_ns = t1 = _mono()
-            w.event(BACKWARD, t0, t1)
+            last.t1 = _mono()
+            last.t0 = t0
 
     return backward
+
+
+def _flush():
+    t0, t1, _last.t0 = _last.t0, _last.t1, 0
+    if t0:
+        state.event(BACKWARD, t0, t1)
+
+
+def _forget():
+    _last.t0 = _last.t1 = 0
+
+
+state._at_fork_child.append(_forget)
+state.at_end.append(_flush)
 
 
 def _timed(kind):
@@ -66,6 +94,13 @@ def compiling(module):
         _compiling = test
 
 
+@on_import("torch._dynamo")
+def dynamo(_module):
+    """Nothing is compiled before: what runs in every step need not ask."""
+    global _dynamo
+    _dynamo = True
+
+
 @on_import("torch.serialization")
 def save(module):
     replace(module, "save", _timed(SAVE))
@@ -93,16 +128,19 @@ def traceable(module):
 
 @on_import("torch.optim.optimizer")
 def optimizer(module):
-    def after(_optimizer, *_args, **_kwargs):
-        global _last_backward_ns
+    last, watch = _last, stacks.watch
+
+    def after(_optimizer, _args, _kwargs):
         w = state.writer
-        if w is None or _compiling():
+        if w is None or (_dynamo and _compiling()):
             return
         # One hook, not two: each costs a microsecond. A step begins where backward ended.
         t1 = _mono()
-        w.event(OPTIMIZER, _last_backward_ns or t1, t1)
-        _last_backward_ns = 0
-        stacks.after_step(w)
-        calls.after_step()
+        w.event(OPTIMIZER, last.t1 or t1, t1, last.t0)
+        last.t0 = last.t1 = 0
+        if not watch.first_ns:
+            stacks.after_step(w)
+        if calls._wanted is not None:
+            calls.after_step()
 
     when_uninstalled(module.register_optimizer_step_post_hook(after).remove)

@@ -60,7 +60,7 @@ def _close_run_queue():
 state._at_fork_child.append(_close_run_queue)
 
 
-def _run_queue_ns():
+def run_queue_ns():
     """Time this thread was ready but had no core, since its start; None in other threads than the first that asked."""
     here = threading.get_ident()
     if _Here.run_queue_thread != here:
@@ -130,7 +130,7 @@ def _fetch(original):
         if spent[PER_SAMPLE] > _PER_SAMPLE_NS and type(index) is list and _walks(self):
             given = _TimedIndices(index)
         stacks.before_fetch()
-        q0 = _run_queue_ns()
+        q0 = run_queue_ns()
         p0 = _process_time()
         c0 = _thread_time()
         t0 = _mono()
@@ -156,7 +156,7 @@ def _note_fetch(fetcher, spent, given, t0, t1, on_cpu, process_cpu, q0):
     w = state.writer
     if w is None:
         return
-    q1 = _run_queue_ns() if q0 is not None else None
+    q1 = run_queue_ns() if q0 is not None else None
     num = len(given) if getattr(fetcher, "auto_collation", False) and hasattr(given, "__len__") else 1
     collate = spent[COLLATE]
     spent[PER_SAMPLE] = (t1 - t0 - collate) // max(num, 1)
