@@ -127,7 +127,9 @@ def _oversubscribed(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> 
     host = facts.host
     if verdict.detail == "threads":
         line = "torch.set_num_threads(1)  # in worker_init_fn; OMP_NUM_THREADS=1, cv2.setNumThreads(0) alike"
-        return [_change("threads per worker", threads_gain(facts), line, host.worker_threads, 1)]
+        change = Change(what="threads per worker", from_=host.worker_threads, to=1, line=line)
+        change.speedup_ci = _threads_range(facts)
+        return [change]
     if verdict.detail == "affinity":
         line = "# lift the CPU affinity: taskset, numactl, the batch system's CPU binding"
         return [_change("affinity", affinity_gain(facts), line, host.narrow_cpus, host.machine_cores)]
@@ -167,11 +169,25 @@ def _with_cores(facts: Facts, cores: float, num_blocks: int) -> Gain | None:
     return whatif.gain(facts, change=change, num_blocks=num_blocks)
 
 
-def threads_gain(facts: Facts, num_blocks: int = whatif.NUM_BLOCKS) -> Gain | None:
+def _threads_range(facts: Facts) -> tuple[float, float] | None:
+    """From a pool that wastes nothing to data for free.
+
+    One run does not tell a pool's waste from its work: its threads spin where they wait for one that has no core, and a
+    fetch of one thread took from half to a thirtieth of the pool's CPU (fault scripts 21, 22 and 26). So no number.
+    """
+    least = threads_gain(facts, waste_frac=0.0)
+    top = whatif.ceiling(facts)
+    return None if least is None else (round(min(max(least.lo, 1.0), top), 3), round(top, 3))
+
+
+def threads_gain(facts: Facts, num_blocks: int = whatif.NUM_BLOCKS, waste_frac: float | None = None) -> Gain | None:
     """With one thread per worker: the pool's own time vanishes but for what the work needs.
 
-    What a pool wastes (spinning at barriers, switching) cannot be told from its work without an experiment; the time
-    its threads were ready without a core bounds it from above, and the interval says so.
+    Args:
+        facts: Of the loader.
+        num_blocks: As in ``whatif.gain``.
+        waste_frac: Share of the pool's CPU that one thread would not need; None: half of the pool's, a guess that is
+            good enough to tell whether the pool matters.
     """
     pool = pool_frac(facts)
     if pool <= 0:
@@ -179,7 +195,8 @@ def threads_gain(facts: Facts, num_blocks: int = whatif.NUM_BLOCKS) -> Gain | No
     base = whatif.measured(facts)
     if base is None:
         return None
-    waste = min(pool * 0.5 + (facts.host.worker_system_frac or 0.0) * 0.5, 0.9)
+    guess = min(pool * 0.5 + (facts.host.worker_system_frac or 0.0) * 0.5, 0.9)
+    waste = guess if waste_frac is None else waste_frac
 
     def change(measured: Measured) -> Measured:
         return dataclasses.replace(measured, fetch=_one_thread(measured, waste), fetch_threads=1.0)

@@ -64,14 +64,14 @@ def _charge_journey(
     charged["transport"] += heavy * scale
     rest = journey_ns - heavy
     t0, t1 = max(step.wait0, task.fetch1), step.wait1
-    fetch, collate = _busy(mine, t0, t1)
+    fetch, collate = busy_ns(mine, t0, t1)
     span = max(t1 - t0, 1)
     charged["fetch"] += rest * fetch / span * scale
     charged["collate"] += rest * collate / span * scale
     charged["latency"] += rest * max(1.0 - (fetch + collate) / span, 0.0) * scale
 
 
-def _busy(mine: list[Task], t0: int, t1: int) -> tuple[int, int]:
+def busy_ns(mine: list[Task], t0: int, t1: int) -> tuple[int, int]:
     """Time that a worker spent in fetch and in collate within ``t0..t1``."""
     fetch = collate = 0
     at = bisect.bisect_right(mine, t0, key=lambda task: task.fetch1)

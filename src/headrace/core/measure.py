@@ -8,7 +8,7 @@ import dataclasses
 from ..records import rundir as f
 from . import stats
 from .attribution import PLACES, Task, TaskIndex, split_wait
-from .charge import CHARGED, charge
+from .charge import CHARGED, busy_ns, charge
 from .events import Event, Trace
 from .hostfacts import HostFacts
 from .timeline import LoaderView, Step
@@ -158,7 +158,11 @@ def _handover_ns(facts: Facts, index: TaskIndex) -> float | None:
     waits = []
     for step in facts.view.steady:
         task = index.of(step)
-        if task is not None and facts.num_workers and task.put + READY_NS < step.wait0:
+        if task is None or not facts.num_workers or task.put + READY_NS >= step.wait0:
+            continue
+        # Behind a worker in Python code the batch has not left yet: its sending thread waits for the GIL.
+        busy = sum(busy_ns(index.by_worker.get(task.pid, []), task.put, step.wait0))
+        if busy < 0.5 * (step.wait0 - task.put):
             waits.append(float(step.wait_ns))
     return stats.median(waits) if len(waits) >= 5 else None
 

@@ -217,6 +217,9 @@ def evidence(row: Evidence) -> tuple[str, str]:
 
 def gain(change: Change) -> str:
     """The predicted speed-up of a change."""
+    if change.speedup is None and change.speedup_ci is not None:
+        low, high = change.speedup_ci
+        return f"between {units.speedup(low)} and {units.speedup(high)}: one run does not tell more"
     if change.speedup is None:
         return "gain not predicted"
     return f"predicted {units.speedup_range(change.speedup, change.speedup_ci)}"
