@@ -27,12 +27,14 @@ from headrace.host.clock import Clock, RealClock
 from headrace.host.machine import read_machine
 from headrace.host.nvml import Gpus, Nvml
 from headrace.host.procreader import Files, ProcReader
-from headrace.records.rundir import CONTROL_STOP, HostSample, Machine
+from headrace.records.rundir import CONTROL_STOP, CgroupSample, HostSample, Machine
 
 HOST_FILE = "host.jsonl"
 _MEMORY_PERIOD_NS = 2_000_000_000
 #: smaps_rollup holds the process's memory map while it walks: a slow one is asked less often (5 ms -> every 5 s).
 _MEMORY_COST_FRAC = 0.001
+#: A memory limit that is hit shows within a second or two, or not at all.
+_LIMIT_PERIOD_NS = 500_000_000
 #: NVML costs tens of microseconds to milliseconds per GPU, depending on board and driver.
 _GPU_COST_FRAC = 0.003
 #: The sampler's own CPU, as a share of a core: where a look costs more than 2.5 ms, looks become rarer.
@@ -85,6 +87,7 @@ class Collector:
         self._limits = self._cgroups.limits()
         self._allowed = cpus.read_affinity(root_pid)
         self._memory = Budget(_MEMORY_PERIOD_NS, _MEMORY_COST_FRAC)
+        self._limit = Budget(_LIMIT_PERIOD_NS, _MEMORY_COST_FRAC)
         self._gpu = Budget(0, _GPU_COST_FRAC)
 
     def machine(self) -> Machine:
@@ -119,13 +122,21 @@ class Collector:
         procs = self._procs.read(memory, thorough)
         if memory:
             self._memory.spent(now, self._clock.monotonic_ns() - now)
-        sample = HostSample(t_ns=now, procs=procs, cgroup=self._cgroups.sample(memory))
+        sample = HostSample(t_ns=now, procs=procs, cgroup=self._read_cgroup(thorough))
         self._read_cpus(sample)
         read = self._files.read
         sample.psi_cpu_ns, sample.psi_io_ns, sample.psi_memory_ns = (
             psi.read_pressure(resource, read) for resource in ("cpu", "io", "memory")
         )
         self._read_gpus(sample, thorough)
+        return sample
+
+    def _read_cgroup(self, thorough: bool) -> CgroupSample | None:
+        now = self._clock.monotonic_ns()
+        memory = thorough or self._limit.due(now)
+        sample = self._cgroups.sample(memory)
+        if memory:
+            self._limit.spent(now, self._clock.monotonic_ns() - now)
         return sample
 
     def _read_cpus(self, sample: HostSample) -> None:
