@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.loader.loader import Loader
     from headrace.run.inline import Observation
 
     def observe() -> Observation:
         """What type checkers see: the package ``headrace.observe`` can be called."""
 
 
-__all__ = ["__version__", "observe"]
+__all__ = ["Loader", "__version__", "observe"]
 
 # Written down twice (pyproject.toml; a test compares them): asking importlib.metadata takes 50 ms.
 __version__ = "0.1.0"
@@ -25,8 +26,12 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return importlib.import_module("headrace.observe")
+    if name == "Loader":
+        from headrace.loader.loader import Loader
+
+        return Loader
     raise AttributeError(f"module 'headrace' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "observe"})
+    return sorted({*globals(), "Loader", "observe"})

@@ -3,7 +3,11 @@
 HeadraceError
 |-- UsageError         wrong use: nothing was run; the command line ends with 2
 |-- RecordError        a saved run or a run directory is damaged, missing or newer than this headrace; ends with 2
-`-- ObservationError   headrace itself failed while it watched: the program it watched is not affected
+|-- ObservationError   headrace itself failed while it watched: the program it watched is not affected
+`-- LoaderError        a batch could not be made; also a RuntimeError, as DataLoader raises
+    |-- WorkerDiedError     a worker died, and its batch is not made again
+    |-- WorkerTimeoutError  a batch did not come within ``timeout``
+    `-- MemoryLimitError    there is no room for a batch
 """
 
 from __future__ import annotations
@@ -29,3 +33,19 @@ class RecordError(HeadraceError):
 
 class ObservationError(HeadraceError):
     """Watching failed. Never reaches the watched program."""
+
+
+class LoaderError(HeadraceError, RuntimeError):
+    """``headrace.Loader`` could not give a batch."""
+
+
+class WorkerDiedError(LoaderError):
+    """A worker died and its batch is not made again: it killed two workers, or restarting was switched off."""
+
+
+class WorkerTimeoutError(LoaderError):
+    """A batch did not come within ``timeout``; the message shows where its worker is."""
+
+
+class MemoryLimitError(LoaderError):
+    """There is no room for a batch; found before the kernel would kill a process for it."""

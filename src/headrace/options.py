@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headrace.errors import UsageError
 
@@ -62,6 +62,10 @@ class Settings:
     """``HEADRACE_RUN_ROOT``: where run directories are made; by default where the platform keeps temporary files."""
     keep: bool = False
     """``HEADRACE_KEEP=1``: the run directory stays after the report."""
+    on_worker_death: Literal["restart", "raise"] = "restart"
+    """``HEADRACE_ON_WORKER_DEATH``: what a ``Loader`` does by default when one of its workers dies."""
+    num_local_ranks: int = 1
+    """``LOCAL_WORLD_SIZE``, as torchrun sets it: ranks on this machine, which share its memory."""
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -70,7 +74,16 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     if keep not in ("", "0", "1"):
         raise UsageError(f"HEADRACE_KEEP must be 1 or 0, was {keep!r}")
     root = environ.get("HEADRACE_RUN_ROOT")
-    return Settings(run_root=Path(root) if root else None, keep=keep == "1")
+    death = environ.get("HEADRACE_ON_WORKER_DEATH") or "restart"
+    if death not in ("restart", "raise"):
+        raise UsageError(f"HEADRACE_ON_WORKER_DEATH must be restart or raise, was {death!r}")
+    ranks = environ.get("LOCAL_WORLD_SIZE", "")
+    return Settings(
+        run_root=Path(root) if root else None,
+        keep=keep == "1",
+        on_worker_death="raise" if death == "raise" else "restart",
+        num_local_ranks=int(ranks) if ranks.isascii() and ranks.isdigit() else 1,
+    )
 
 
 def option_fields() -> tuple[Field[Any], ...]:

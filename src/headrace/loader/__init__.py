@@ -1,0 +1,1 @@
+"""The drop-in loader on recycled shared memory; see ``headrace.loader.loader.Loader``."""
