@@ -23,7 +23,7 @@ if [ $$code -eq 3 ]; then echo; echo "*** $@: NOT STABLE: the machine was too no
 if [ $$code -eq 3 ] && [ -n "$(UNSTABLE_OK)" ]; then exit 0; fi; exit $$code
 endef
 
-.PHONY: help demo test test-gpu check format faults faults-full advice test-programs bench-overhead clean
+.PHONY: help demo test test-gpu check format faults faults-full advice cases test-programs bench-overhead clean
 
 help:
 	@echo "make demo             the main job on real photographs, before and after the advice (3 minutes at most)"
@@ -31,6 +31,7 @@ help:
 	@echo "make check            format, lint, layers, types, docs"
 	@echo "make faults           scripts with one planted cause each, and the confusion matrix (faults-full: all start methods)"
 	@echo "make advice           applies advised changes and compares the gain with the prediction"
+	@echo "make cases            small programs with one expectation of a loader each, where a directory of them is there"
 	@echo "make test-programs    other people's programs, unmodified"
 	@echo "make test-gpu         the tests that need a GPU"
 	@echo "make bench-overhead   what watching costs"
@@ -62,6 +63,10 @@ faults-full: $(STAMP)test
 
 advice: $(STAMP)test
 	$(call MEASURED,$(PY) tests/faults/run_faults.py --advice $(ARGS))
+
+# The directory is HEADRACE_CASES, or shared/cases beside the checkout; with neither, nothing is run.
+cases: $(STAMP)test
+	$(PY) tests/loader/run_cases.py $(ARGS)
 
 test-programs: $(STAMP)test $(STAMP)programs
 	$(PY) -m pytest -m programs -o faulthandler_timeout=300 tests/programs $(ARGS)
