@@ -207,8 +207,9 @@ def measure_micro(real_backward: bool, pairs: int = 60, steps: int = 600, warmup
         agent.stop()
     torch.autograd.backward = genuine
     added.sort()
-    middle = added[pairs // 10 : -pairs // 10]
-    return statistics.median(added), 1.96 * statistics.stdev(middle) / len(middle) ** 0.5
+    reach = 0.98 * pairs**0.5  # ranks of a 95 % interval of the median
+    low, high = added[max(int(pairs / 2 - reach), 0)], added[min(int(pairs / 2 + reach), pairs - 1)]
+    return statistics.median(added), (high - low) / 2
 
 
 def measure_start(pairs: int = 30) -> tuple[float, float]:
@@ -249,7 +250,11 @@ def main() -> int:
     steps = f"{difference:+.2%} +- {half:.2%} ({blocks} blocks, {dropped} dropped)"
     rows = [
         ("step time, 5 ms steps, 2 workers", steps, f"upper bound <= {GATE_STEP:.0%}"),
-        ("hooks per step in the trainer", f"{micro:.2f} +- {micro_half:.2f} us", f"<= {GATE_US:g} us"),
+        (
+            "hooks per step, amortised parts left out",
+            f"{micro:.2f} +- {micro_half:.2f} us",
+            f"<= {GATE_US:g} us",
+        ),
         ("the same between real backwards: cold caches", f"{cold:.2f} +- {cold_half:.2f} us", "in the step time above"),
         ("start of a process", f"{start:.0f} ms (interquartile range {spread:.0f})", f"<= {GATE_START_MS:g} ms"),
     ]

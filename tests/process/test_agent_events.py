@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from headrace.records.rundir import NEXT_ERROR, NEXT_STOP, NONE, EventKind
+from headrace.records.rundir import NEXT_ERROR, NEXT_QUEUED_SHIFT, NEXT_STOP, NONE, EventKind
 from headrace.run.gather import gather
 from tests.process.agent_programs import watch
 
@@ -102,6 +102,50 @@ class TestCounted:
         assert told.items() <= place.info.items()
         assert place.info["dataset"] == "__main__.Numbers"
         assert place.info["start_method"] in ("fork", "forkserver")
+
+
+class TestFields:
+    """What the fields of single events say, in loops made for it."""
+
+    @pytest.fixture(scope="class")
+    def done(self, tmp_path_factory):
+        return watch.with_agent(tmp_path_factory.mktemp("fields"), "fields.py")
+
+    def at(self, done, mark, kind=EventKind.NEXT):
+        (info,) = [line for line in done.trainer.lines("loader") if line["site"].endswith(line_of("fields.py", mark))]
+        ids = [line["iter"] for line in done.trainer.lines("iter") if line["loader"] == info["loader"]]
+        key = "b" if kind == EventKind.EPOCH else "a"
+        wanted = [info["loader"]] if kind == EventKind.EPOCH else ids
+        events = [event for event in done.trainer.of(kind) if getattr(event, key) in wanted]
+        return [event for event in events if kind != EventKind.NEXT or not event.c & NEXT_STOP]
+
+    def test_long_waits_tell_of_themselves(self, done):
+        """CPU and run-queue time of next() are there while batches are awaited, and those of iter()."""
+        assert (done.code, done.errors) == (0, [])
+        for event in self.at(done, "# site: waits")[1:]:
+            assert event.c >> NEXT_QUEUED_SHIFT
+            assert event.d < event.t1 - event.t0
+        (epoch,) = self.at(done, "# site: waits", EventKind.EPOCH)
+        assert epoch.e < epoch.t1 - epoch.t0
+
+    def test_ready_batches_cost_no_system_call(self, done):
+        """Where batches are ready, no clock but the monotonic one is asked."""
+        ready = self.at(done, "# site: ready")
+        assert len(ready) == 40
+        assert sum(event.d == NONE and not event.c for event in ready) >= 20
+
+    def test_every_backward_is_there(self, done):
+        """Accumulated ones, the one before the optimizer's step, and one that no step follows."""
+        backwards, steps = done.trainer.of(EventKind.BACKWARD), done.trainer.of(EventKind.OPTIMIZER)
+        assert (len(backwards), len(steps)) == (30 + 40 + 1, 10 + 40)
+        assert all(event.t0 < event.t1 for event in backwards)
+        assert {event.t0 for event in steps} <= {event.t1 for event in backwards}
+
+    def test_batches_in_any_order_keep_their_number(self, done):
+        """Out of order, a delivery names the batch that was received, not the one that torch waits for."""
+        received = [event.b for event in self.at(done, "# site: any order", EventKind.RECV)]
+        assert [event.e for event in self.at(done, "# site: any order")] == received
+        assert received[0] != 0
 
 
 class TestLoops:

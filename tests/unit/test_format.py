@@ -109,3 +109,15 @@ def test_full_disk_is_said_once(part, tmp_path, monkeypatch):
     (line,) = (tmp_path / f"{written.pid}-5.meta").read_text().splitlines()
     assert "No space left on device" in line
     assert "No space" in written.broken
+
+
+def test_a_field_that_is_no_number_leaves_no_event(part, tmp_path):
+    """Half an event must not count as a whole one when the next is written."""
+    from headrace.core.events import decode
+
+    writer = part("writer").Writer(str(tmp_path), 1)
+    writer.event(1, 30, 40, 7, 1, 0, 5, -1)
+    writer.event(2, 50, 60)
+    writer.close()
+    file = decode(next(tmp_path.glob("*.ev")).read_bytes())
+    assert [event.kind for event in file.events] == [2]

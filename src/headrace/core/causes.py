@@ -84,7 +84,7 @@ def _shares(facts: Facts, rank_frac: float, gains: dict[str, float]) -> dict[Cau
         "sync": (share(facts.parts_ns["sync"]), ""),
     }
     fetch = share(charged["fetch"])
-    if _starved(facts):  # neither worker nor trainer gets a core to hand a batch over with
+    if _starved(facts) or crowded(facts):  # neither worker nor trainer gets a core to hand a batch over with
         fetch += share(charged["latency"])
         shares["transport"] = (share(charged["transport"]), "")
     kind, detail = fetch_cause(facts, gains)

@@ -95,6 +95,7 @@ def measure(trace: Trace, view: LoaderView, others: list[LoaderView], index: Tas
     facts = Facts(view, host, index.all)
     facts.total_ns = max(view.end - view.begin, 1)
     facts.has_device_clock = any(step.idle_ns is not None for step in view.steady)
+    _own_cpu(facts, index)
     _body_threads(facts)
     _adjust(facts)
     _waits(facts, index)
@@ -103,6 +104,16 @@ def measure(trace: Trace, view: LoaderView, others: list[LoaderView], index: Tas
     _forgive_queue(facts)
     _close_the_sum(facts)
     return facts
+
+
+def _own_cpu(facts: Facts, index: TaskIndex) -> None:
+    """After a short ``next()`` the agent does not ask for the next one's CPU time; a fetch in the trainer tells it."""
+    if facts.num_workers:
+        return
+    for step in facts.view.steps:
+        task = index.of(step)
+        if task is not None:
+            step.main_on_cpu_ns = max(step.main_on_cpu_ns, min(task.on_cpu_ns, step.wait_ns))
 
 
 def _adjust(facts: Facts) -> None:

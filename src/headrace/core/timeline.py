@@ -17,7 +17,7 @@ from .events import Event, Trace
 Kind = f.EventKind
 
 #: The agent asks for the CPU time of a ``next()`` only after one that took this long (see its ``loaders.py``): where it
-#: did not, the trainer was on a core for no longer, and whatever went beyond was waiting.
+#: did not, it is assumed to be no more, and whatever the call took beyond to be waiting.
 _SHORT_NS = 50_000
 
 

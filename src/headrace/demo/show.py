@@ -56,7 +56,8 @@ def _step(part: Part) -> str:
 def _predicted(change: Change) -> str:
     """The predicted gain with its interval."""
     if change.speedup is None:
-        return "no number"
+        ci = change.speedup_ci
+        return "no number" if ci is None else f"{ci[0]:.2f} to {ci[1]:.2f} x"
     interval = f" ({change.speedup_ci[0]:.2f} to {change.speedup_ci[1]:.2f})" if change.speedup_ci else ""
     return f"{change.speedup:.2f} x{interval}"
 

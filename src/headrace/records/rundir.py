@@ -48,9 +48,7 @@ class EventKind(enum.IntEnum):
     """
 
     NEXT = 1  # __next__: a=iter, b=num delivered before in this epoch, c=flags, d=on-CPU ns or NONE, e=batch idx
-    EPOCH = (
-        2  # DataLoader.__iter__: a=iter, b=loader, c=1 when persistent workers were reused, d=its epoch, e=queued ns
-    )
+    EPOCH = 2  # DataLoader.__iter__: a=iter, b=loader, c=1 workers reused, d=its epoch, e=run-queue ns or NONE
     RECV = 3  # trainer got a batch from the result (or pin) queue: a=iter, b=idx, c=resume count
     FETCH = 4  # fetcher.fetch: a=w1, b=idx (NONE in the trainer), c=collate ns, d=on-CPU ns, e=run-queue ns or NONE
     TASK = 5  # worker, t0=got index, t1=batch handed to the queue: a=w1, b=idx, c=resume count, d=bytes, e=num tensors

@@ -29,14 +29,13 @@ _hook_every = 32
 #: Asking for a thread's CPU time is a system call: not where the batches are ready. Its time in the run queue is a
 #: file of the kernel: only where waits are long beside reading it.
 _SHORT_NS, _LONG_NS = 50_000, 1_000_000
-_last_wait_ns = _LONG_NS
 _inside = threading.local()
 
 
 class _UNKNOWN:
     """Stands for an iterator of which nothing could be remembered."""
 
-    id, epochs, has_workers = 0, 1, False
+    id, epochs, has_workers, wait_ns = 0, 1, False, _LONG_NS
 
 
 class _Seen:
@@ -46,11 +45,12 @@ class _Seen:
     torch's every access to it becomes slower.
     """
 
-    __slots__ = ("epochs", "has_workers", "id", "loader_id", "resumes")
+    __slots__ = ("epochs", "has_workers", "id", "loader_id", "received", "resumes", "wait_ns")
 
     def __init__(self, iterator, epochs=0):
         self.id, self.epochs, self.resumes, self.loader_id = state.next_id(), epochs, 0, 0
         self.has_workers = hasattr(type(iterator), "_get_data")
+        self.received, self.wait_ns = NONE, _LONG_NS
 
 
 def _seen(iterator):
@@ -290,6 +290,8 @@ def _get_data(original):
             idx = result[0] if type(result) is tuple and result else None
             if type(idx) is int:
                 seen = _seen(self)
+                if seen is not None:
+                    seen.received = idx
                 mine = (seen.id, idx, seen.resumes) if seen is not None else (0, idx, 0)
                 w.event(RECV, t0, _mono(), *mine)
         return result
@@ -302,20 +304,19 @@ def _next(original):
 
     @functools.wraps(original)
     def __next__(self):
-        global _last_wait_ns
         w = state.writer
         if w is None:
             return original(self)
         try:
             seen, delivered = self._headrace, self._num_yielded
         except AttributeError:
-            seen, delivered = _adopt_late(self) or _UNKNOWN, getattr(self, "_num_yielded", 0)
+            seen, delivered = _seen(self) or _adopt_late(self) or _UNKNOWN, getattr(self, "_num_yielded", 0)
         iter_id = seen.id
         if not delivered and not seen.epochs:
             _note_unasked(self)
         marks = None if device._cuda is None else device.before_next()
-        c0 = 0 if _last_wait_ns < _SHORT_NS else _thread_time()
-        q0 = None if _last_wait_ns < _LONG_NS else workers.run_queue_ns()
+        c0 = 0 if seen.wait_ns < _SHORT_NS else _thread_time()
+        q0 = None if seen.wait_ns < _LONG_NS else workers.run_queue_ns()
         t0 = _mono()
         try:
             data = original(self)
@@ -325,15 +326,19 @@ def _next(original):
             state.event(NEXT, t0, t1, iter_id, delivered, flag, _thread_time() - c0 if c0 else NONE, NONE)
             raise
         t1 = _mono()
-        _last_wait_ns = t1 - t0
-        received = getattr(self, "_rcvd_idx", NONE + 1) - 1 if seen.has_workers else NONE
+        seen.wait_ns = wait_ns = t1 - t0
+        received = NONE
+        if seen.has_workers:
+            # Out of order, torch's own number is not that of the batch that it hands out.
+            in_order = getattr(self, "_in_order", True)
+            received = getattr(self, "_rcvd_idx", NONE + 1) - 1 if in_order else seen.received
         queued = 0 if q0 is None else _queued_since(q0)
         w.event(NEXT, t0, t1, iter_id, delivered, queued, _thread_time() - c0 if c0 else NONE, received)
         if marks is not None:
-            device.after_next(marks, iter_id, delivered, _last_wait_ns)
+            device.after_next(marks, iter_id, delivered, wait_ns)
         # As stacks.after_next(), without the call: this runs in every step.
         watch.steps += 1
-        watch.wait_ns += _last_wait_ns
+        watch.wait_ns += wait_ns
         if t1 >= watch.look_ns:
             stacks.look_up(w, t1)
         if delivered % _hook_every == _hook_every - 1:

@@ -198,6 +198,7 @@ def _forget_in_child():
 
 state._before_fork.append(_end_before_fork)
 state._at_fork_child.append(_forget_in_child)
+state.at_end.append(watch.forget)
 
 
 def shut():

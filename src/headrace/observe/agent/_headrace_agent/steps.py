@@ -16,9 +16,6 @@ def _compiling():
     return False
 
 
-_dynamo = False
-
-
 class _Backward:
     """The last backward; the optimizer's event tells of it, too, so that a step has one event less."""
 
@@ -36,7 +33,7 @@ def _timed_backward(original):
 
     @functools.wraps(original)
     def backward(*args, **kwargs):
-        if state.writer is None or (_dynamo and _compiling()):
+        if state.writer is None or _compiling():
             return original(*args, **kwargs)
         if last.t0:
             _flush()  # gradients are accumulated: no optimizer step came in between
@@ -44,14 +41,16 @@ def _timed_backward(original):
         try:
             return original(*args, **kwargs)
         finally:
-            last.t1 = _mono()
-            last.t0 = t0
+            t1 = _mono()
+            if last.t0:
+                _flush()  # of another thread, or of a backward within this one
+            last.t0, last.t1 = t0, t1
 
     return backward
 
 
 def _flush():
-    t0, t1, _last.t0 = _last.t0, _last.t1, 0
+    t0, t1, _last.t0, _last.t1 = _last.t0, _last.t1, 0, 0
     if t0:
         state.event(BACKWARD, t0, t1)
 
@@ -94,13 +93,6 @@ def compiling(module):
         _compiling = test
 
 
-@on_import("torch._dynamo")
-def dynamo(_module):
-    """Nothing is compiled before: what runs in every step need not ask."""
-    global _dynamo
-    _dynamo = True
-
-
 @on_import("torch.serialization")
 def save(module):
     replace(module, "save", _timed(SAVE))
@@ -129,18 +121,28 @@ def traceable(module):
 @on_import("torch.optim.optimizer")
 def optimizer(module):
     last, watch = _last, stacks.watch
+    alive, inside = [True], []
 
     def after(_optimizer, _args, _kwargs):
         w = state.writer
-        if w is None or (_dynamo and _compiling()):
+        if w is None or not alive or _compiling():
             return
         # One hook, not two: each costs a microsecond. A step begins where backward ended.
         t1 = _mono()
         w.event(OPTIMIZER, last.t1 or t1, t1, last.t0)
         last.t0 = last.t1 = 0
         if not watch.first_ns:
+            inside.append(True)
             stacks.after_step(w)
+            inside.clear()
         if calls._wanted is not None:
             calls.after_step()
 
-    when_uninstalled(module.register_optimizer_step_post_hook(after).remove)
+    handle = module.register_optimizer_step_post_hook(after)
+
+    def remove():
+        alive.clear()
+        if not inside:  # else torch walks over its hooks at this moment: ours stays, and does nothing
+            handle.remove()
+
+    when_uninstalled(remove)

@@ -61,10 +61,10 @@ state._at_fork_child.append(_close_run_queue)
 
 
 def run_queue_ns():
-    """Time this thread was ready but had no core, since its start; None in other threads than the first that asked."""
+    """Time the main thread was ready but had no core, since its start; None in others: the sampler does not see them."""
     here = threading.get_ident()
     if _Here.run_queue_thread != here:
-        if _Here.run_queue_thread:
+        if _Here.run_queue_thread or here != threading.main_thread().ident:
             return None
         _Here.run_queue_thread = here
         try:

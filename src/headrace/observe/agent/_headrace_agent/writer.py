@@ -99,8 +99,14 @@ class Writer:
             # Zeros first, then the fields: nobody reads an event before the counter says that it is there.
             _pack_into(self._map, at, kind, t0, t1, a, b, c, d, e)  # type: ignore[arg-type]  # see above
             self._cells[CELL_NUM_EVENTS] = n + 1  # type: ignore[index]  # see above
-        except (TypeError, ValueError, struct.error):
-            pass  # another thread closed this writer meanwhile, or a field is no such number: one event is lost
+        except struct.error:
+            # A field is no such number, and the fields before it stand there already: kind 0 is no event.
+            try:
+                _pack_into(self._map, at, 0, 0, 0, 0, 0, 0, 0, 0)  # type: ignore[arg-type]  # see above
+            except (TypeError, ValueError):
+                pass
+        except (TypeError, ValueError):
+            pass  # another thread closed this writer meanwhile: one event is lost
 
     def put(self, cell, value):
         """Sets a counter in the header (one writer thread each)."""
