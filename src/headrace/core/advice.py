@@ -98,7 +98,7 @@ def _without_blocked(base: Measured) -> Measured:
 
 def _preprocess(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list[Change]:
     top = next((spot for spot in hotspots if spot.state == "running"), None)
-    share = top.share_frac if top else 0.5
+    share = _share_of(top, hotspots) if top else 0.5
     where = f"{top.site} ({top.function})" if top else "the dataset's slowest function"
     gain = whatif.gain(facts, change=lambda base: _scale_cpu(base, 1.0 - share))
     found = [
@@ -117,6 +117,15 @@ def _preprocess(facts: Facts, verdict: Verdict, hotspots: list[Hotspot]) -> list
     if best is not None and best[0].num_workers != facts.num_workers and best[1].speedup > 1.05:
         found.insert(0, _workers(facts, verdict, hotspots)[-1])
     return found
+
+
+def _share_of(top: Hotspot, hotspots: list[Hotspot]) -> float:
+    """What storing its result would save: the whole function; of ``__getitem__`` the line, or nothing would be left."""
+    if top.function.endswith("__getitem__"):
+        return top.share_frac
+    file = top.site.rpartition(":")[0]
+    same = (spot for spot in hotspots if spot.function == top.function and spot.site.rpartition(":")[0] == file)
+    return min(sum(spot.share_frac for spot in same if spot.state == "running"), 0.95)
 
 
 def _scale_cpu(base: Measured, factor: float) -> Measured:

@@ -61,7 +61,7 @@ state._at_fork_child.append(_close_run_queue)
 
 
 def run_queue_ns():
-    """Time the main thread was ready but had no core, since its start; None in others: the sampler does not see them."""
+    """Time the main thread was ready but had no core, since its start; None in others: no sampler sees them."""
     here = threading.get_ident()
     if _Here.run_queue_thread != here:
         if _Here.run_queue_thread or here != threading.main_thread().ident:
