@@ -23,7 +23,7 @@ if [ $$code -eq 3 ]; then echo; echo "*** $@: NOT STABLE: the machine was too no
 if [ $$code -eq 3 ] && [ -n "$(UNSTABLE_OK)" ]; then exit 0; fi; exit $$code
 endef
 
-.PHONY: help demo test test-gpu check format faults faults-full advice cases test-programs bench-overhead clean
+.PHONY: help demo test test-gpu test-loader check format faults faults-full advice cases test-programs bench-overhead clean
 
 help:
 	@echo "make demo             the main job on real photographs, before and after the advice (3 minutes at most)"
@@ -32,6 +32,7 @@ help:
 	@echo "make faults           scripts with one planted cause each, and the confusion matrix (faults-full: all start methods)"
 	@echo "make advice           applies advised changes and compares the gain with the prediction"
 	@echo "make cases            small programs with one expectation of a loader each, where a directory of them is there"
+	@echo "make test-loader      headrace.Loader, which is not finished"
 	@echo "make test-programs    other people's programs, unmodified"
 	@echo "make test-gpu         the tests that need a GPU"
 	@echo "make bench-overhead   what watching costs"
@@ -41,6 +42,9 @@ demo: $(STAMP)demo
 
 test: $(STAMP)test
 	$(PY) -m pytest $(ARGS)
+
+test-loader: $(STAMP)test
+	$(PY) -m pytest -m loader tests/loader $(ARGS)
 
 test-gpu: $(STAMP)test
 	$(PY) -m pytest -m gpu $(ARGS)
