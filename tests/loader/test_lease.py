@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.host.memfd import Segment, recv_with_fds, send_with_fds
-from headrace.loader.lease import Freed, own_fork
+from headrace.loader.lease import Freed
 from tests.loader.packing import Channel
 
 LARGE = (4, 100, 100)  # 160 KB: handed out in place
@@ -193,17 +193,6 @@ def test_a_forked_child_reads_the_batch_and_its_slot_is_never_written_again(chan
     batch = channel.send([torch.ones(LARGE)])
     batch.clear()
     assert channel.freed[-1] == Freed(1, 2, True)  # what was handed out after the fork is the trainer's alone
-
-
-def test_a_fork_of_our_own_keeps_slots_reusable(channel):
-    batch = channel.send([torch.ones(LARGE)])
-    with own_fork():
-        pid = os.fork()
-        if not pid:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    batch.clear()
-    assert list(channel.freed) == [Freed(1, 1, True)]
 
 
 def test_everything_is_copied_out_when_asked(channel):

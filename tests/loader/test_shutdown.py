@@ -144,6 +144,7 @@ def test_an_interrupt_ends_quietly_and_soon(whom, tmp_path):
         ("for b in Loader(Numbers(1000), num_workers=2, persistent_workers=True): sys.exit(3)", 3),
         ("class T: pass\nt = T(); t.me = t; t.it = iter(Loader(Numbers(99), num_workers=2)); next(t.it); del t", 0),
         ("it = iter(Loader(Numbers(1000), num_workers=2, workers_as='thread')); next(it)", 0),
+        ("it = iter(Loader(Numbers(9, 99_999), num_workers=1))\nsys.kept = [next(it)]; sys.kept.append(sys.kept)", 0),
     ],
 )
 def test_exits_with_live_iterators_are_silent(body, code, tmp_path):

@@ -15,7 +15,7 @@ import select
 import signal
 import threading
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 #: A stack comes line by line, without an end mark; after such a pause it is taken to be whole.
@@ -64,6 +64,21 @@ def ignore_interrupts() -> None:
     signal.set_wakeup_fd(-1)  # inherited from an event loop, it would write into the parent's
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as a trainer may have it, it would let no child be reaped
+
+
+def ignore_handled_signals() -> dict[int, Any]:
+    """In a child that is not to run the parent's handlers: ignore what they handle.
+
+    Returns:
+        The handlers, by signal; ``ignore_interrupts`` has dealt with its signals before.
+    """
+    handlers = {
+        int(number): handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))
+    }
+    for number in handlers:
+        signal.signal(number, signal.SIG_IGN)
+    return handlers
 
 
 def dump_stack_on_signal(fd: int) -> None:

@@ -122,10 +122,10 @@ def _map(fd: int, size_bytes: int) -> Any:
     return root
 
 
-def _unmap(ref: weakref.ref[Any]) -> None:
-    assert isinstance(ref, _Map)
-    del _maps[ref.address]
-    _libc.munmap(ref.address, ref.size_bytes)
+def _unmap(ref: Any, maps: dict[int, _Map] = _maps, munmap: Any = _libc.munmap) -> None:
+    # No global names: a view may outlive them when the interpreter ends.
+    del maps[ref.address]
+    munmap(ref.address, ref.size_bytes)
 
 
 # Not socket.send_fds and recv_fds: they ignore their flags (in 3.11), and received descriptors stayed inheritable.

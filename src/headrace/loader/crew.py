@@ -14,15 +14,23 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pickle import PicklingError
 from typing import Any, Protocol
 
+from headrace.errors import LoaderError
 from headrace.host import children
 from headrace.loader.channel import Channel
 from headrace.loader.helper import GRACE_MS, HelperJob, fork_helper
 from headrace.loader.messages import Died, Leave, Quit, Start, Started, Vouch
+
+#: How long a helper that does not react is waited for.
+_HELPER_LIMIT_MS = 10_000
+#: How long a fork server may take to say how a process has ended.
+_EXIT_CODE_LIMIT_S = 0.2
+#: What multiprocessing says of a process whose end nobody knows.
+_UNKNOWN_EXIT = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +97,9 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """Its process; waits until the helper has forked it."""
+        """Its process; waits until the helper has forked it. None where the helper has ended, or is stopped."""
         if self._pid is None:
-            self._crew.wait_for(lambda: self._pid is not None, None)
+            self._crew.wait_for(lambda: self._pid is not None, _HELPER_LIMIT_MS / 1000)
         return self._pid
 
     ident = pid
@@ -144,18 +152,35 @@ class ForkCrew:
         self._news_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._helper_pid, self._pidfd, self._channel = fork_helper(job)
         self._is_closed = False
+        #: Whether the helper has closed its end: it says nothing more, and its descriptors are readable for ever.
+        self._is_lost = False
 
     def start(self, number: int) -> tuple[Channel, WorkerHandle]:
         trainers, workers = Channel.pair()
         with self._lock, workers:
             handle = WorkerHandle(self, number, None)
             self._unstarted.setdefault(number, deque()).append(handle)
-            if not self._channel.send(Start(number), fds=[workers.fileno()]):
-                raise OSError("the helper does not read its messages")
+            while not self._tell(Start(number), [workers.fileno()]):
+                self._wait_for_room()
         return Channel(trainers, is_blocking=False), handle
 
+    def _tell(self, message: Any, fds: Sequence[int] = ()) -> bool:
+        """Send the helper a message; one that has ended needs none, and ``pump`` will find out. False: no room."""
+        try:
+            return self._channel.send(message, fds=fds)
+        except ConnectionError:
+            return True
+
+    def _wait_for_room(self) -> None:
+        """The helper has many messages to read; it may have to be read itself before it goes on."""
+        self.pump()
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN | select.POLLOUT)
+        if not poller.poll(_HELPER_LIMIT_MS):
+            raise LoaderError("the helper process of the workers does not read its messages: it seems to be stopped")
+
     def fds(self) -> list[int]:
-        return [*self._helper_fds(), self._news_fd]
+        return [self._news_fd] if self._is_lost else [*self._helper_fds(), self._news_fd]
 
     def _helper_fds(self) -> list[int]:
         return [self._channel.fileno(), self._pidfd]
@@ -177,7 +202,7 @@ class ForkCrew:
         """Read what the helper has said. Any thread; does not block."""
         with self._lock:
             try:
-                while not self._is_closed and (received := self._channel.receive()) is not None:
+                while not (self._is_closed or self._is_lost) and (received := self._channel.receive()) is not None:
                     self._note(received[0], received[2])
             except (EOFError, ConnectionError):
                 self._lose_helper()
@@ -198,6 +223,7 @@ class ForkCrew:
 
     def _lose_helper(self) -> None:
         """The helper has ended, and the kernel has killed its workers."""
+        self._is_lost = True
         for handle in [*self._running.values(), *(handle for queue in self._unstarted.values() for handle in queue)]:
             handle._exit_code = -signal.SIGKILL
             self._add_dead(DeadWorker(handle.number, handle._pid or 0, None, None))
@@ -209,7 +235,7 @@ class ForkCrew:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self.pump()
-            if is_so() or self._is_closed or (deadline is not None and time.monotonic() >= deadline):
+            if is_so() or self._is_closed or self._is_lost or (deadline is not None and time.monotonic() >= deadline):
                 return
             poller = select.poll()
             for fd in self._helper_fds():
@@ -218,25 +244,25 @@ class ForkCrew:
 
     def vouch(self, handle: WorkerHandle) -> None:
         if handle._pid is not None:
-            self._channel.send(Vouch(handle._pid))
+            self._tell(Vouch(handle._pid))
 
     def leave(self, handle: WorkerHandle) -> None:
         with self._lock:
             if not self._is_closed and handle.pid is not None:
-                self._channel.send(Leave(handle.pid))
+                self._tell(Leave(handle.pid))
 
     def close(self) -> None:
         if self._is_closed or os.getpid() != self._owner_pid:
             return
-        try:
-            self._channel.send(Quit())
-        except OSError:  # the helper is gone already
-            pass
+        self._tell(Quit())
         if not self._wait_for_helper(3 * GRACE_MS):
             children.kill(self._helper_pid, signal.SIGKILL)  # stopped by somebody: its workers end with it
             self._wait_for_helper(None)
         self.pump()
-        os.waitpid(self._helper_pid, 0)
+        try:
+            os.waitpid(self._helper_pid, 0)
+        except ChildProcessError:  # the program ignores SIGCHLD, or has reaped it with a wait for any child
+            pass
         with self._lock:
             self._is_closed = True
             self._lose_helper()
@@ -247,6 +273,7 @@ class ForkCrew:
             children.close_all((self._pidfd, self._news_fd))
 
     def close_in_child(self) -> None:
+        self._lock = threading.RLock()  # another thread of the parent may have held it
         self._is_closed = True
         self._channel.close()
         children.close_all((self._pidfd, self._news_fd))
@@ -257,7 +284,7 @@ class ForkCrew:
         while True:
             left_ms = None if deadline is None else max(int((deadline - time.monotonic()) * 1000), 0)
             poller = select.poll()
-            for fd in self._helper_fds():
+            for fd in [self._pidfd] if self._is_lost else self._helper_fds():
                 poller.register(fd, select.POLLIN)
             ready = {fd for fd, _ in poller.poll(left_ms)}
             if self._pidfd in ready:
@@ -265,6 +292,17 @@ class ForkCrew:
             if not ready:
                 return False
             self.pump()
+
+
+def _exit_code(process: Any) -> int:
+    """How a process that is gone has ended; unknown where the program has reaped it, or ignores SIGCHLD."""
+    if process.exitcode is None:  # a fork server has still to tell it
+        process.join(_EXIT_CODE_LIMIT_S)
+    if process.exitcode is None:  # or multiprocessing would take it to be alive for ever, and keep its descriptors
+        process._popen.returncode = _UNKNOWN_EXIT
+    process.is_alive()  # multiprocessing lets go of it
+    code: int = process.exitcode
+    return code
 
 
 class ProcessCrew:
@@ -287,7 +325,8 @@ class ProcessCrew:
         self._owner_pid = os.getpid()
         self._trainer_fd = trainer_fd
         self._context, self._target, self._make_args = context, target, make_args
-        self._processes: list[tuple[int, Any]] = []
+        #: Each with a pidfd, by which its end is seen: a child of its own may hold the pipe of multiprocessing open.
+        self._processes: list[tuple[int, Any, int]] = []
         self._is_closed = False
 
     def start(self, number: int) -> tuple[Channel, Any]:
@@ -309,16 +348,21 @@ class ProcessCrew:
             except BaseException:
                 trainers.close()
                 raise
-        self._processes.append((number, process))
+        self._processes.append((number, process, os.pidfd_open(process.pid)))
         return Channel(trainers, is_blocking=False), process
 
     def fds(self) -> list[int]:
-        return [process.sentinel for _, process in self._processes]
+        return [pidfd for _, _, pidfd in self._processes]
 
     def dead(self) -> list[DeadWorker]:
-        ended = [(number, process) for number, process in self._processes if process.exitcode is not None]
-        self._processes = [entry for entry in self._processes if entry not in ended]
-        return [DeadWorker(number, process.pid, process.exitcode, None) for number, process in ended]
+        poller = select.poll()
+        for pidfd in self.fds():
+            poller.register(pidfd, select.POLLIN)
+        gone = dict(poller.poll(0))
+        ended = [entry for entry in self._processes if entry[2] in gone]
+        self._processes = [entry for entry in self._processes if entry[2] not in gone]
+        children.close_all([pidfd for _, _, pidfd in ended])
+        return [DeadWorker(number, process.pid, _exit_code(process), None) for number, process, _ in ended]
 
     def vouch(self, handle: Any) -> None:
         pass
@@ -331,15 +375,21 @@ class ProcessCrew:
             return
         self._is_closed = True
         for end in (lambda _: None, lambda process: process.terminate(), lambda process: process.kill()):
-            left = [process for _, process in self._processes if process.is_alive()]
+            left = [process for _, process, pidfd in self._processes if not children.wait_gone(pidfd, 0)]
             for process in left:
                 end(process)
             deadline = time.monotonic() + GRACE_MS / 1000
-            for process in left:
-                process.join(max(deadline - time.monotonic(), 0))
-        self._processes.clear()
-        os.close(self._trainer_fd)
+            for _, _, pidfd in self._processes:
+                children.wait_gone(pidfd, max(int((deadline - time.monotonic()) * 1000), 0))
+        for _, process, pidfd in self._processes:
+            if children.wait_gone(pidfd, 0):
+                _exit_code(process)
+        self._close_fds()
 
     def close_in_child(self) -> None:
         self._is_closed = True
-        os.close(self._trainer_fd)
+        self._close_fds()
+
+    def _close_fds(self) -> None:
+        children.close_all([self._trainer_fd, *self.fds()])
+        self._processes.clear()

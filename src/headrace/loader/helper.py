@@ -22,9 +22,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from headrace.host import children
 from headrace.loader.channel import Channel
@@ -42,12 +42,10 @@ class HelperJob:
     Attributes:
         run_worker: Runs a worker in the calling process over its end of the socket pair; returns when told to stop.
         is_replacing: Whether the dead are replaced.
-        close_in_child: Closes what the helper has inherited and must not keep.
     """
 
     run_worker: Callable[[int, socket.socket], None]
     is_replacing: bool
-    close_in_child: Callable[[], None]
 
 
 def fork_helper(job: HelperJob) -> tuple[int, int, Channel]:
@@ -88,11 +86,11 @@ def _child(
     code = 1
     try:
         children.ignore_interrupts()
+        handlers = children.ignore_handled_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         ours.close()
-        job.close_in_child()
         gc.freeze()  # what is there is shared: a collection in a worker would write to all of its pages
-        _Helper(job, Channel(theirs, is_blocking=True), trainer_fd).serve()
+        _Helper(job, Channel(theirs, is_blocking=True), trainer_fd, handlers).serve()
         code = 0
     except BaseException:  # noqa: BLE001 - the boundary of the process: nobody above us but the trainer's code
         sys.excepthook(*sys.exc_info())
@@ -115,8 +113,10 @@ class _Worker:
 class _Helper:
     """See the picture of the module."""
 
-    def __init__(self, job: HelperJob, channel: Channel, trainer_fd: int) -> None:
+    def __init__(self, job: HelperJob, channel: Channel, trainer_fd: int, handlers: Mapping[int, Any]) -> None:
         self._job, self._channel, self._trainer_fd = job, channel, trainer_fd
+        #: What the program does on signals: in workers too, as with DataLoader, and not here.
+        self._handlers = handlers
         self._workers: dict[int, _Worker] = {}
         self._poller = select.poll()
         self._poller.register(trainer_fd, select.POLLIN)
@@ -205,6 +205,8 @@ class _Helper:
         try:
             self._channel.close()
             children.close_all([self._trainer_fd, *self._workers])
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
             code = process._bootstrap()  # type: ignore[attr-defined]  # what ForkProcess runs in its child
         finally:
             os._exit(code)

@@ -22,7 +22,7 @@ from headrace.errors import LoaderError
 from headrace.loader.device import cpu_by_default, pinned
 from headrace.loader.fetching import RowSource, source_of
 from headrace.loader.passes import Pass
-from headrace.loader.pool import Pool
+from headrace.loader.pool import SHUT_DOWN, Pool
 from headrace.loader.resume import PassStart
 from headrace.loader.setup import WorkerSetup
 from headrace.loader.starting import start_pool
@@ -175,8 +175,8 @@ class LoaderIter(_MultiProcessingDataLoaderIter):
     @property
     def _is_busy(self) -> bool:
         """Whether the last pass has neither ended nor been dropped."""
-        current = self._pass
-        return current is not None and current.number in self._pool.passes
+        current, pool = self._pass, self._pool
+        return current is not None and current.number in pool.passes and current.number not in tuple(pool.left)
 
     # -- iterating ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class LoaderIter(_MultiProcessingDataLoaderIter):
             if current is None:
                 raise StopIteration
             if pool.is_closed:
-                raise LoaderError("the workers of this iterator were shut down; iterate over the loader again")
+                raise LoaderError(SHUT_DOWN)
             try:
                 data = current.next()
                 if self._reads_ahead and current.schedule.is_finished:
@@ -206,12 +206,10 @@ class LoaderIter(_MultiProcessingDataLoaderIter):
             except StopIteration:
                 self._end()
                 raise
-            except LoaderError:
+            except BaseException as error:
                 if pool.is_broken:
                     pool.close()
-                raise
-            except KeyboardInterrupt:
-                pool.was_interrupted = True
+                pool.was_interrupted |= isinstance(error, KeyboardInterrupt)
                 raise
         return pinned(data, self._pin_memory_device) if self._pin_memory else data
 

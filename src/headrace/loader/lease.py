@@ -13,12 +13,9 @@ that its slot must never be written again. Its entry then says ``reusable=False`
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from headrace.host.memfd import Segment
@@ -48,9 +45,9 @@ class _Lease(weakref.ref[Any]):
     reusable: bool
 
 
-def _died(lease: weakref.ref[Any]) -> None:
-    assert isinstance(lease, _Lease)
-    lease.freed.append(Freed(lease.slot_id, lease.generation, lease.reusable))
+def _died(lease: Any, freed: type[Freed] = Freed) -> None:
+    # No global names: a batch may outlive them when the interpreter ends.
+    lease.freed.append(freed(lease.slot_id, lease.generation, lease.reusable))
 
 
 class SlotMapping:
@@ -105,7 +102,6 @@ class SlotMapping:
 
 
 _mappings: weakref.WeakSet[SlotMapping] = weakref.WeakSet()
-_own_fork = threading.local()
 _hooked = False
 
 
@@ -118,16 +114,6 @@ def _watch_forks(mapping: SlotMapping) -> None:
 
 
 def _before_fork() -> None:
-    if not getattr(_own_fork, "active", False):
-        for mapping in list(_mappings):
-            mapping.keep_after_fork()
-
-
-@contextlib.contextmanager
-def own_fork() -> Iterator[None]:
-    """Around a fork of this thread whose child reads no batch of the trainer: slots stay reusable."""
-    _own_fork.active = True
-    try:
-        yield
-    finally:
-        _own_fork.active = False
+    # Also before the fork of a helper: its workers read what the dataset holds, a batch of the last pass perhaps.
+    for mapping in list(_mappings):
+        mapping.keep_after_fork()

@@ -137,7 +137,7 @@ class Pass:
         task = schedule.add(num_rows)
         if task is not None:
             self.indices[number] = index
-            self.pool.submit(self, task)
+            self.pool.outbox.submit(self, task)
         return True
 
     def resize(self, num_workers: int, prefetch: int) -> None:
@@ -232,7 +232,7 @@ class Pass:
             helpers = [helpers[part % len(helpers)] for part in range(num_parts)]
         tasks = self.schedule.steal(batch, first_row, helpers)
         for task in tasks:
-            self.pool.submit(self, task, is_awaited=True)
+            self.pool.outbox.submit(self, task, is_awaited=True)
             self.pool.page.ring(task.worker)
         if tasks:
             self._stolen.add(batch)
@@ -269,7 +269,7 @@ class Pass:
 
     def resubmit(self, task: Planned) -> None:
         """Send a task that repeats one of a dead worker."""
-        self.pool.submit(self, task)
+        self.pool.outbox.submit(self, task)
         if task.kind is TaskKind.BATCH and task.batch in self._parts:
             self._stolen.add(task.batch)
             self._send_parts(task.batch)
@@ -324,8 +324,7 @@ class Pass:
     def _wait(self, awaited: int | None) -> None:
         """Sleep until something has come; get help for the awaited batch when that takes long."""
         pool, schedule = self.pool, self.schedule
-        if awaited is not None:
-            pool.push(self, awaited)
+        pool.outbox.push(self, awaited)
         left_ms = int(self._timeout_s * 1000) if self._timeout_s > 0 else None
         if awaited is not None and self._can_steal and schedule.can_steal(awaited):
             patience_ms = self._patience_ms(awaited)

@@ -12,23 +12,24 @@ upper half of their task's number. One lock, which workers never see, is held by
 from __future__ import annotations
 
 import os
-import select
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headrace.core.schedule import Task as Planned
-from headrace.errors import WorkerDiedError
+from headrace.errors import LoaderError, WorkerDiedError
 from headrace.host import children
 from headrace.loader import messages
 from headrace.loader.channel import Channel
 from headrace.loader.control import NUM_WORKERS, ROW, STALE, STOP, TASK, ControlPage
 from headrace.loader.crew import Crew, DeadWorker
-from headrace.loader.link import Granted, Link
+from headrace.loader.link import Link
 from headrace.loader.messages import Answer, Kind, Ready
+from headrace.loader.outbox import Outbox
 from headrace.loader.ring import Ring
 from headrace.loader.threads import ThreadHandle
+from headrace.loader.watch import Watch
 
 if TYPE_CHECKING:
     from headrace.loader.passes import Pass
@@ -40,6 +41,8 @@ MAX_DEATHS_IN_A_ROW = 20
 #: How long a worker that is asked for its stack may take.
 _STACK_LIMIT_MS = 500
 _PASS_SHIFT = 32
+#: What an iterator says whose workers are gone.
+SHUT_DOWN = "the workers of this iterator were shut down; iterate over the loader again"
 
 
 class Pool:
@@ -52,7 +55,8 @@ class Pool:
         ring: The slots, which outlive the pool.
         num_workers: How many to start.
         is_replacing: Whether a dead worker's tasks are done again (``on_worker_death="restart"``, map-style).
-        is_stale_dropped: Whether workers drop what belongs to a pass that was left (unless their draws depend on it).
+        is_stale_dropped: Whether workers drop what belongs to a pass that was left. Not where their draws depend on
+            what they have made before, so that a replacement draws otherwise, too.
         on_close: Called once with the ring when the pool has ended.
     """
 
@@ -84,20 +88,17 @@ class Pool:
         self.early: Pass | None = None
         #: Numbers of passes that were dropped; filled by finalizers.
         self.left: deque[int] = deque()
-        self._unsent: deque[tuple[Pass, Planned, int]] = deque()
-        #: Tasks that hold a slot or the right to make one, until they are answered.
-        self._running: dict[int, tuple[Pass, Planned]] = {}
+        self.outbox = Outbox(ring, self.links)
         #: By worker: deaths before it was ready, and deaths since its last answer.
         self._failed_starts: dict[int, int] = {}
         self._deaths: dict[int, int] = {}
         self._owner_pid = os.getpid()
-        self._poller = select.poll()
-        self._link_of_fd: dict[int, Link] = {}
-        self._crew_fds: list[int] = []
+        self._watch = Watch()
+        self._has_warned = False
         try:
             for number in range(num_workers):
                 self.start(number)
-            self._watch_crew()
+            self._watch.follow_crew(crew.fds())
         except BaseException:
             self.close()
             raise
@@ -114,8 +115,7 @@ class Pool:
     def _adopt(self, number: int, channel: Channel, handle: Any) -> None:
         link = Link(number, channel, handle)
         self.links[number] = link
-        self._link_of_fd[channel.fileno()] = link
-        self._poller.register(channel.fileno(), select.POLLIN)
+        self._watch.add(link)
 
     def resize(self, num_workers: int) -> None:
         """Start what is missing, and tell all; those that are too many leave when they have answered all."""
@@ -126,7 +126,7 @@ class Pool:
         for number in range(num_workers):
             self.page.ring(number, {NUM_WORKERS: num_workers})
             self.tell(number, messages.Resized(num_workers))
-        self._watch_crew()
+        self._watch.follow_crew(self.crew.fds())
 
     def release(self) -> None:
         """Let workers that are too many, and that no pass needs any more, go."""
@@ -135,47 +135,23 @@ class Pool:
         for number in [number for number in self.links if number >= self.num_workers]:
             if all(number in owner.left_by or not owner.knows(number) for owner in self.passes.values()):
                 link = self.links[number]
-                link.channel.send(messages.Stop())
+                link.send(messages.Stop(), self.ring)
                 self.page.ring(number, {STOP: 1})
                 self.crew.leave(link.handle)
                 self._drop(link)
 
     def _drop(self, link: Link) -> None:
         """Let go of the socket of a worker that is gone."""
-        self._unwatch(link)
+        self._watch.drop(link)
         link.channel.close()
         del self.links[link.number]
-
-    def _unwatch(self, link: Link) -> None:
-        if self._link_of_fd.pop(link.channel.fileno(), None) is not None:
-            self._poller.unregister(link.channel.fileno())
-
-    def _watch_crew(self) -> None:
-        fds = self.crew.fds()
-        if fds == self._crew_fds:
-            return
-        for fd in self._crew_fds:
-            if fd not in fds:
-                self._poller.unregister(fd)
-        for fd in fds:
-            self._poller.register(fd, select.POLLIN)
-        self._crew_fds = fds
 
     @property
     def handles(self) -> list[Any]:
         """The processes, by number."""
         return [link.handle for _, link in sorted(self.links.items())]
 
-    # -- tasks --------------------------------------------------------------------------------------------------------
-
-    def submit(self, owner: Pass, planned: Planned, need_bytes: int = 0, *, is_awaited: bool = False) -> None:
-        """Send a task, now or as soon as there is a slot for it. Does not block."""
-        grant = self.ring.table.assign(planned.id, planned.worker, need_bytes, is_awaited=is_awaited)
-        if grant is None:
-            self._unsent.append((owner, planned, need_bytes))
-            return
-        self._running[planned.id] = (owner, planned)
-        self.links[planned.worker].send(Granted(planned, grant, owner.epoch, owner.indices[planned.batch]), self.ring)
+    # -- messages -----------------------------------------------------------------------------------------------------
 
     def tell(self, worker: int, message: Any) -> None:
         """Send a message behind all tasks of a worker. Does not block."""
@@ -188,26 +164,14 @@ class Pool:
         for slot_id in self.ring.drain():
             for link in self.links.values():
                 link.retire(slot_id)
-        if self._unsent:
-            unsent, self._unsent = self._unsent, deque()
-            for owner, planned, need_bytes in unsent:
-                self.submit(owner, planned, need_bytes)
-
-    def push(self, owner: Pass, batch: int) -> None:
-        """The trainer is about to sleep for this batch: send its tasks even if the budget is used up."""
-        if not self._unsent:
-            return
-        awaited = [entry for entry in self._unsent if entry[0] is owner and entry[1].batch == batch]
-        for entry in awaited:
-            self._unsent.remove(entry)
-            self.submit(*entry, is_awaited=True)
+        self.outbox.retry()
 
     def _leave(self, number: int) -> None:
         """A pass was dropped before its end."""
         left = self.passes.pop(number, None)
         if left is None:
             return
-        self._unsent = deque(entry for entry in self._unsent if entry[0] is not left)
+        self.outbox.withdraw(left)
         left.release_owners()
         for slot_id in left.forget_results():
             self.ring.table.discard(slot_id)
@@ -227,8 +191,13 @@ class Pool:
         try:
             received = link.channel.receive()
         except (EOFError, ConnectionError):
-            self._unwatch(link)  # it has died: the crew will say how
+            self._watch.drop(link)  # it has died: the crew will say how
             return False
+        except OSError as error:
+            if self.is_closed:
+                raise LoaderError(SHUT_DOWN) from None
+            self.is_broken = True  # a message is lost: nobody would answer its task
+            raise LoaderError(f"a message of a worker could not be received: {error}") from error
         if received is None:
             return False
         message, body, fds = received
@@ -248,11 +217,11 @@ class Pool:
         """Settle a task's slot, and hand the result to its pass."""
         table, task_id = self.ring.table, answer.task_id
         owner = self.passes.get(task_id >> _PASS_SHIFT)
-        _, planned = self._running.pop(task_id)
+        granted = self.outbox.settle(task_id)
         if answer.kind is Kind.REFUSED:
             table.refuse(task_id, answer.used_bytes)
             if owner is not None:
-                self.submit(owner, planned, answer.used_bytes, is_awaited=owner.awaits(planned))
+                self.outbox.ask_again(owner, granted, answer.used_bytes)
             return
         slot_id = self._settle(answer, fds)
         layout = link.layouts.find(answer, body) if answer.kind is Kind.BATCH else (b"", body)
@@ -270,7 +239,12 @@ class Pool:
             return None
         filled = table.fill(answer.task_id, answer.used_bytes, answer.new_bytes or None)
         if answer.new_bytes:
-            self.ring.adopt(filled.slot_id, fds[0], answer.new_bytes)
+            try:
+                self.ring.adopt(filled.slot_id, fds[0], answer.new_bytes)
+            except OSError as error:
+                os.close(fds[0])
+                self.is_broken = True  # the table has a slot without memory
+                raise LoaderError(f"a slot could not be mapped: {error}") from error
         return filled.slot_id
 
     def begin_stream(self, shared_seed: int | None) -> None:
@@ -286,14 +260,17 @@ class Pool:
         Returns:
             False when ``limit_ms`` passed without that.
         """
-        ready = self._poller.poll(limit_ms)
-        for fd, _ in ready:
-            link = self._link_of_fd.get(fd)
-            if link is not None:
-                self._receive(link)
-            elif fd in self._crew_fds:
-                self.check_crew()
-        return bool(ready)
+        ready = self._watch.sleep(limit_ms)
+        if self.is_closed:  # by another thread
+            raise LoaderError(SHUT_DOWN)
+        if ready is None:
+            return False
+        links, is_crew = ready
+        for link in links:
+            self._receive(link)
+        if is_crew:
+            self.check_crew()
+        return True
 
     def row_of(self, worker: int, task_id: int) -> int | None:
         """The row that a worker makes now, if it is at this task and at a row."""
@@ -311,32 +288,34 @@ class Pool:
 
     def check_crew(self) -> None:
         """Deal with workers that have ended. Does not block."""
-        for dead in self.crew.dead():
-            self._bury(dead)
-        self._watch_crew()
+        found = self.crew.dead()
+        self._watch.follow_crew(self.crew.fds())
+        try:
+            for dead in found:
+                self._bury(dead)
+        except BaseException:
+            self.is_broken = True  # those behind it would never be heard of again
+            for dead in found:
+                if dead.replacement is not None:
+                    dead.replacement[0].close()
+            raise
+        self._watch.follow_crew(self.crew.fds())
 
     def _bury(self, dead: DeadWorker) -> None:
         link = self.links.get(dead.number)
-        if link is None or link.handle.pid != dead.pid:
+        if link is None or (link.handle.pid or 0) != dead.pid:
             return  # it was let go
         while self._receive(link):
             pass
         task_id, row = self.page.read(dead.number, TASK) - 1, self.page.read(dead.number, ROW) - 1
         self._drop(link)
         if not self.is_replacing or dead.code is None:
-            self.is_broken = True
             raise WorkerDiedError(dead.describe())
         self._replace(dead, link)
-        self._forget_running(dead.number)
+        self._warn_of_draws(dead)
+        self.outbox.forget(dead.number)
         for owner in list(self.passes.values()):
             self._repeat(owner, dead, task_id if task_id >> _PASS_SHIFT == owner.number else None, row)
-
-    def _forget_running(self, worker: int | None) -> None:
-        """Nobody writes to the slots of a worker that is gone (None: of all workers)."""
-        for task_id, (_, planned) in list(self._running.items()):
-            if worker is None or planned.worker == worker:
-                del self._running[task_id]
-                self.ring.table.abandon(task_id)
 
     def _replace(self, dead: DeadWorker, link: Link) -> None:
         self.page.reset(dead.number)
@@ -345,21 +324,29 @@ class Pool:
         if not link.is_ready:
             self._failed_starts[dead.number] = self._failed_starts.get(dead.number, 0) + 1
         if self._failed_starts.get(dead.number, 0) >= MAX_FAILED_STARTS:
-            self.is_broken = True
             raise WorkerDiedError(f"{dead.describe()} It died {MAX_FAILED_STARTS} times before its first task.")
         self._deaths[dead.number] = self._deaths.get(dead.number, 0) + 1
         if self._deaths[dead.number] >= MAX_DEATHS_IN_A_ROW:
-            self.is_broken = True
             raise WorkerDiedError(f"{dead.describe()} It died {MAX_DEATHS_IN_A_ROW} times without an answer.")
         if dead.replacement is None:
             self.start(dead.number)
         else:
             self._adopt(dead.number, *dead.replacement)
 
+    def _warn_of_draws(self, dead: DeadWorker) -> None:
+        if self.is_stale_dropped or self._has_warned:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f'{dead.describe()} It was replaced, and with seeds="torch" the new one draws from the start again: '
+            'random draws are not those of an undisturbed run. Use seeds="place", or on_worker_death="raise".',
+            stacklevel=2,
+        )
+
     def _repeat(self, owner: Pass, dead: DeadWorker, task_id: int | None, row: int) -> None:
         """Send what a dead worker had of a pass again."""
         death = owner.schedule.die(dead.number, task_id, row if row >= 0 else None)
-        self._unsent = deque(entry for entry in self._unsent if entry[1].id not in death.lost_ids)
+        self.outbox.lose(death.lost_ids)
         for task in death.tasks:
             if death.verdict is not None and task.batch == death.verdict.batch:
                 owner.condemn(task, death.verdict, dead)
@@ -385,6 +372,8 @@ class Pool:
         self.page.close()
         children.close_all(self._stack_fds)
         self._release_slots()
+        if any(isinstance(link.handle, ThreadHandle) and link.handle.is_alive() for link in self.links.values()):
+            self.ring.close()  # stuck in a sample, which it may yet write to its slot: no pool may use that again
         self._on_close(self.ring)
 
     def close_in_child(self) -> None:
@@ -392,6 +381,7 @@ class Pool:
         if self.is_closed:
             return
         self.is_closed = True
+        self.lock = threading.Lock()  # another thread of the parent may have held it
         self.crew.close_in_child()
         for link in self.links.values():
             link.channel.close()
@@ -404,5 +394,5 @@ class Pool:
         for owner in list(self.passes.values()):
             for slot_id in owner.forget_results():
                 table.discard(slot_id)
-        self._forget_running(None)
+        self.outbox.forget(None)
         self.passes.clear()

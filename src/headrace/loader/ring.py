@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any
 
 from headrace.core.room import budget_bytes, room
-from headrace.core.slots import SlotTable
+from headrace.core.slots import SlotState, SlotTable
 from headrace.core.units import size
 from headrace.host.memfd import Segment
 from headrace.host.memory_room import MemoryLimits
@@ -49,6 +49,8 @@ class Ring:
         self._freed: deque[Freed] = deque()
         self._unpacker = Unpacker()
         self._has_warned = False
+        #: Whether no pool may use it any more.
+        self.is_closed = False
         #: Number of the next pass; tasks of a pass are numbered from this number times 2**32.
         self.next_pass = 0
         _rings.add(self)
@@ -58,7 +60,8 @@ class Ring:
         freed, table = self._freed, self.table
         while freed:
             slot_id, generation, is_reusable = freed.popleft()
-            if table.release(slot_id, generation) and not is_reusable:
+            is_free = table.release(slot_id, generation) and table.state(slot_id) is SlotState.FREE
+            if is_free and not is_reusable:  # beyond the budget it has retired already
                 table.retire(slot_id)
         return self._close_retired()
 
@@ -94,12 +97,14 @@ class Ring:
 
     def close(self) -> None:
         """Let go of all slots; memory that is leased lives until its leases die. Idempotent."""
+        self.is_closed = True
         for mapping in self.mappings.values():
             mapping.close()
         self.mappings.clear()
 
     def close_in_child(self) -> None:
         """In a forked child: keep only the memory of batches that the child may see."""
+        self.is_closed = True
         for mapping in self.mappings.values():
             if mapping.num_leases:
                 mapping.segment.close_fd()
@@ -121,11 +126,12 @@ class Shelf:
         self._is_closed = False
 
     def take(self) -> Ring | None:
-        """A ring, if there is one."""
-        try:
-            return self._rings.pop()
-        except IndexError:
-            return None
+        """A ring, if there is one. Those of a parent process are of no use."""
+        while self._rings:
+            ring = self._rings.pop()
+            if not ring.is_closed:
+                return ring
+        return None
 
     def put(self, ring: Ring) -> None:
         """Give a ring back; it is closed where the loader is gone."""

@@ -7,6 +7,7 @@ threads             trainer --Thread--> worker                     everything is
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import socket
@@ -41,6 +42,7 @@ def start_pool(
         is_replacing: Whether dead workers are replaced and their tasks repeated.
         on_close: Takes the ring back.
     """
+    _watch_forks()
     context = context if context is not None else multiprocessing.get_context()
     page, stack_fds = ControlPage.create(), os.pipe()
     make_crew: Callable[..., Crew] = _fork_crew if context.get_start_method() == "fork" else _process_crew
@@ -70,7 +72,7 @@ def _fork_crew(setup: WorkerSetup, page: ControlPage, stack_fd: int, _context: A
     def run(number: int, sock: socket.socket) -> None:
         run_worker(number, sock, page, setup, stack_fd)
 
-    return ForkCrew(HelperJob(run, is_replacing, _close_inherited))
+    return ForkCrew(HelperJob(run, is_replacing))
 
 
 def _thread_crew(setup: WorkerSetup, page: ControlPage, *_: Any) -> Crew:
@@ -78,10 +80,19 @@ def _thread_crew(setup: WorkerSetup, page: ControlPage, *_: Any) -> Crew:
 
 
 def _close_inherited() -> None:
-    """In a forked child: let go of what the trainer's pools hold, or slots and sockets would outlive them."""
+    """In a forked child, the program's own too: let go of what the trainer's pools hold.
+
+    Slots and sockets would outlive the pools, and an iterator that is used in the child would take the trainer's
+    messages; it says that its workers are gone, and a loader starts new ones.
+    """
     for pool in list(_pools):
         pool.close_in_child()
     close_rings_in_child()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _process_crew(setup: WorkerSetup, page: ControlPage, stack_fd: int, context: Any, _is_replacing: bool) -> Crew:

@@ -69,23 +69,44 @@ class ThreadCrew:
     def __init__(self, run: Callable[[int, Any], None]) -> None:
         self._run = run
         self._threads: list[threading.Thread] = []
+        #: Numbers of workers that something has ended which was no order to stop; readable while there are such.
+        self._dead: list[int] = []
+        self._lock = threading.RLock()
+        self._news_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         install_thread_info()
 
     def start(self, number: int) -> tuple[Channel, ThreadHandle]:
         trainers, workers = Channel.pair()
         # A daemon: a sample that never ends must not keep the interpreter from ending.
         thread = threading.Thread(
-            target=self._run, args=(number, workers), name=f"headrace-worker-{number}", daemon=True
+            target=self._run_noting, args=(number, workers), name=f"headrace-worker-{number}", daemon=True
         )
         self._threads.append(thread)
         thread.start()
         return Channel(trainers, is_blocking=False), ThreadHandle(thread)
 
+    def _run_noting(self, number: int, sock: Any) -> None:
+        """The body of a thread; ``sys.exit()`` in a dataset ends it, which nobody would see otherwise."""
+        try:
+            self._run(number, sock)
+        except BaseException as error:
+            sock.close()
+            with self._lock:
+                if self._news_fd >= 0:
+                    self._dead.append(number)
+                    os.eventfd_write(self._news_fd, 1)
+            if not isinstance(error, SystemExit):
+                raise
+
     def fds(self) -> list[int]:
-        return []
+        return [self._news_fd]
 
     def dead(self) -> list[DeadWorker]:
-        return []
+        with self._lock:
+            numbers, self._dead = self._dead, []
+            if numbers:
+                os.eventfd_read(self._news_fd)
+        return [DeadWorker(number, os.getpid(), 1, None) for number in numbers]
 
     def vouch(self, handle: Any) -> None:
         pass
@@ -97,9 +118,17 @@ class ThreadCrew:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
+        self._close_news()
 
     def close_in_child(self) -> None:
-        pass
+        self._lock = threading.RLock()  # another thread of the parent may have held it
+        self._close_news()
+
+    def _close_news(self) -> None:
+        with self._lock:
+            fd, self._news_fd = self._news_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 #: A thread that is stuck in a sample is left behind after this long; it ends when the sample does.

@@ -18,13 +18,9 @@ from typing import Any
 
 from torch.utils.data import default_collate, default_convert
 
-from headrace.core.layout import segment_bytes
-from headrace.core.room import refusal, room
 from headrace.core.seeds import ROW_OF_BATCH
-from headrace.errors import MemoryLimitError
 from headrace.host import children
 from headrace.host.memfd import Segment
-from headrace.host.memory_room import MemoryLimits
 from headrace.loader.channel import Channel
 from headrace.loader.control import (
     BELL,
@@ -41,40 +37,17 @@ from headrace.loader.control import (
 )
 from headrace.loader.errors_remote import Origin, pack_exception
 from headrace.loader.fetching import Exhausted, GatherSource, RowSource, Source, StreamSource, WholeSource, source_of
+from headrace.loader.holdings import Holdings, NoRoom
+from headrace.loader.joining import Joiner, PartFailed, join
 from headrace.loader.layouts import LayoutNumbers
-from headrace.loader.lease import SlotMapping
-from headrace.loader.messages import (
-    FAILED_PART,
-    Answer,
-    Attached,
-    Begin,
-    Kind,
-    Parts,
-    Ready,
-    Resized,
-    Stop,
-    Task,
-)
-from headrace.loader.packing import Packed, Packer
+from headrace.loader.messages import Answer, Begin, Kind, Parts, Ready, Resized, Stop, Task
+from headrace.loader.packing import Packed, Packer, stack_on_the_heap
 from headrace.loader.seeding import PlaceSeeder
 from headrace.loader.setup import Identity, WorkerSetup
-from headrace.loader.unpacking import Unpacker
-
-
-class NoRoom(Exception):  # noqa: N818 - caught in this module
-    """A segment of so many bytes is more than the task may make."""
-
-    def __init__(self, need_bytes: int) -> None:
-        super().__init__(need_bytes)
-        self.need_bytes = need_bytes
 
 
 class _Abandoned(BaseException):
     """Nobody wants this batch any more."""
-
-
-class _PartFailed(Exception):  # noqa: N818 - caught in this module
-    """Another worker failed at its part of a batch; holds the packed exception."""
 
 
 class _Stopped(BaseException):
@@ -85,6 +58,7 @@ def run_worker(number: int, sock: socket.socket, page: ControlPage, setup: Worke
     """The life of a worker; returns when it was told to stop, or when the trainer is gone."""
     if not setup.is_thread:
         children.dump_stack_on_signal(stack_fd)
+        stack_on_the_heap()
     worker = Worker(number, Channel(sock, is_blocking=True), page, setup)
     try:
         worker.run()
@@ -103,23 +77,19 @@ class Worker:
         self._bell = self._line[BELL]
         self._identity = Identity(number, setup)
         self._waiting: deque[Any] = deque()
-        self._slots: dict[int, Segment] = {}
+        self._holdings = Holdings()
         self._layouts = LayoutNumbers()
         self._task: Task | None = None
         self._packer = Packer(setup.collate_fn, self._make_segment)
         self._init_error: BaseException | None = None
+        self._is_initialised = setup.init_fn is None
         self._seeder: PlaceSeeder | None = None
         #: torch's own collate functions draw nothing.
         self._collate_draws = setup.collate_fn not in (default_collate, default_convert)
-        self._limits = MemoryLimits()
-        #: Segments made for this task, also by a try that was given up.
-        self._made: list[Segment] = []
         self._source: Source | None = None
         self._stream: StreamSource | None = None
-        #: Rows of stolen batches that are made, and parts made by others, until both are there; by the owner's task.
-        self._own_rows: dict[int, tuple[Task, list[Any]]] = {}
-        self._parts: dict[int, Parts] = {}
-        #: Samples of tasks that were refused for want of room.
+        self._joiner = Joiner()
+        #: Samples of tasks that were refused for want of room, and that cannot be made again.
         self._refused: dict[int, Any] = {}
 
     def run(self) -> None:
@@ -134,8 +104,7 @@ class Worker:
         self._identity.end()
         self._line.release()
         self._channel.close()
-        for segment in self._slots.values():
-            segment.close()
+        self._holdings.close()
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -144,10 +113,11 @@ class Worker:
         setup, identity = self._setup, self._identity
         generators = identity.begin(self._line[NUM_WORKERS])
         if setup.seeds == "place" and not setup.is_iterable:
-            self._seeder = PlaceSeeder(setup.base_seed, generators)
+            self._seeder = PlaceSeeder(setup.base_seed, generators, is_alone=True)
         try:
             if setup.init_fn is not None:
                 setup.init_fn(self._number)
+            self._is_initialised = True
             self._open_source()
         except Exception as error:  # noqa: BLE001 - the user's code; the first task is answered with it
             self._init_error = error
@@ -178,17 +148,12 @@ class Worker:
             return None
         message, _, fds = received
         if isinstance(message, Task):
-            self._attach(message.extras.attached, fds)
-            for slot_id in message.extras.forget:
-                self._slots.pop(slot_id).close()
+            self._joiner.open(message)
+            self._holdings.attach(message.extras.attached, fds)
+            self._holdings.forget(message.extras.forget)
         elif isinstance(message, Parts):
-            self._attach(message.attached, fds)
+            self._holdings.attach(message.attached, fds)
         return message
-
-    def _attach(self, attached: tuple[Attached, ...], fds: list[int]) -> None:
-        for slot, fd in zip(attached, fds, strict=True):
-            segment = self._slots[slot.slot_id] = Segment.attach(fd, slot.size_bytes)
-            segment.close_fd()
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, Task):
@@ -206,6 +171,8 @@ class Worker:
     def _begin(self, message: Begin) -> None:
         """A new pass over an iterable dataset; what iter(dataset) raises is the answer to its first task."""
         self._refused.clear()
+        if self._is_initialised:
+            self._init_error = None  # the last stream could not be opened; this one may
         try:
             self._identity.apply_shared_seed(message.shared_seed)
             self._open_source()
@@ -216,7 +183,10 @@ class Worker:
 
     def _do(self, task: Task) -> None:
         """Make one task and answer it."""
-        if task.task_id < self._line[STALE]:
+        stale = self._line[STALE]
+        for task_id in [task_id for task_id in self._refused if task_id < stale]:
+            del self._refused[task_id]
+        if task.task_id < stale:
             self._answer(Answer(Kind.SKIPPED, task.task_id))
         else:
             self._answer_task(task, lambda: self._make(task))
@@ -226,7 +196,7 @@ class Worker:
         self._line[ROW] = 0
         self._line[TASK] = task.task_id + 1
         outer, self._task = self._task, task
-        outer_made, self._made = self._made, []
+        outer_made = self._holdings.begin()
         try:
             packed = make()
             if packed is not None:
@@ -237,31 +207,30 @@ class Worker:
             self._answer(Answer(Kind.REFUSED, task.task_id, used_bytes=error.need_bytes))
         except _Abandoned:
             self._answer(Answer(Kind.SKIPPED, task.task_id))
-        except _PartFailed as error:
+        except PartFailed as error:
             self._answer(Answer(Kind.FAILED, task.task_id), error.args[0])
         except Exception as error:  # noqa: BLE001 - the boundary to the user's code
             self._answer(Answer(Kind.FAILED, task.task_id), self._pack_error(error, task))
         finally:
             self._task = outer
-            for segment in self._made:
-                segment.close()
-            self._made = outer_made
-            self._line[ROW] = 0
-            self._line[TASK] = 0 if outer is None else outer.task_id + 1
+            self._holdings.end(outer_made)
+        # Not where something else ends this worker, sys.exit() in the dataset: the trainer is to see what it was at.
+        self._line[ROW] = 0
+        self._line[TASK] = 0 if outer is None else outer.task_id + 1
 
     def _make(self, task: Task) -> Packed | None:
         """The batch, packed; None when rows of it are still missing."""
         if self._init_error is not None:
             raise self._init_error
-        segment = None if task.slot_id is None else self._slots[task.slot_id]
+        segment = self._holdings.of(task)
         if task.task_id in self._refused:
-            return self._pack(task, self._refused.pop(task.task_id), segment)
+            return self._pack(task, self._refused.pop(task.task_id), segment, is_kept=True)
         source, seeder = self._source, self._seeder
         if isinstance(source, GatherSource):
             return self._packer.pack(source.fetch(task.index), segment, collate=False)
         if source is None:
             assert self._stream is not None
-            return self._pack(task, self._stream.fetch(task.index), segment)
+            return self._pack(task, self._stream.fetch(task.index), segment, is_kept=True)
         rest = source  # of a type that the function below sees
 
         def make() -> Packed | list[Any]:
@@ -292,35 +261,21 @@ class Worker:
 
     def _await_parts(self, task: Task, samples: list[Any]) -> Packed | None:
         """Our rows of a stolen batch are made: collate if the others are here, or else when they come."""
-        parts = self._parts.pop(task.task_id, None)
-        if parts is not None:
-            return self._pack_joined(task, samples, parts)
-        self._own_rows[task.task_id] = task, samples
-        return None
-
-    def _join(self, samples: list[Any], parts: Parts) -> list[Any]:
-        """All samples of a stolen batch; those of others are views of their slots."""
-        unpacker = Unpacker()
-        for part in parts.parts:
-            if part.slot_id == FAILED_PART:
-                raise _PartFailed(part.skeleton)
-            mapping = None
-            if part.slot_id is not None:
-                mapping = SlotMapping(self._slots[part.slot_id], part.slot_id, deque())
-            samples += unpacker.unpack(part.skeleton, part.leaves, mapping)
-        return samples
+        parts = self._joiner.add_own(task, samples)
+        return None if parts is None else self._pack_joined(task, samples, parts)
 
     def _collate(self, task: Task, samples: Any, segment: Segment | None) -> Packed:
         if self._seeder is not None and self._collate_draws:
             self._seeder.collate()
-        return self._pack(task, samples, segment)
+        # Without places the next try would draw again, from generators that have gone on.
+        return self._pack(task, samples, segment, is_kept=self._seeder is None)
 
-    def _pack(self, task: Task, samples: Any, segment: Segment | None) -> Packed:
-        """Collate and pack; samples for which there is no room yet are kept for the second try."""
+    def _pack(self, task: Task, samples: Any, segment: Segment | None, *, is_kept: bool) -> Packed:
+        """Collate and pack; samples that cannot be made again are kept for a second try where there is no room yet."""
         try:
             return self._packer.pack(samples, segment)
         except NoRoom:
-            if self._seeder is None:  # the next try would read on in the stream, or draw again
+            if is_kept:
                 self._refused[task.task_id] = samples
             raise
 
@@ -368,20 +323,20 @@ class Worker:
 
     def _finish_parts(self, parts: Parts) -> None:
         """The other rows of a batch of ours are made; collate if our own are."""
-        own = self._own_rows.pop(parts.task_id, None)
+        own = self._joiner.add_parts(parts)
         if own is None:
-            self._parts[parts.task_id] = parts
             return
         task, samples = own
         self._answer_task(task, lambda: self._pack_joined(task, samples, parts))
 
     def _pack_joined(self, task: Task, samples: list[Any], parts: Parts) -> Packed:
-        segment = None if task.slot_id is None else self._slots[task.slot_id]
-        return self._packer.pack(self._join(samples, parts), segment)
+        joined = join(samples, parts, self._holdings.slots)  # the parts come once, and lie there until we answer
+        return self._pack(task, joined, self._holdings.of(task), is_kept=True)
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _answer(self, answer: Answer, body: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        self._joiner.close(answer.task_id)
         self._channel.send(answer, body, fds)
 
     def _answer_packed(self, task: Task, packed: Packed, began_ns: int) -> None:
@@ -395,11 +350,13 @@ class Worker:
             num_leaf_bytes=len(packed.leaves),
             busy_ns=time.perf_counter_ns() - began_ns,
         )
-        if not packed.is_new or packed.segment is None:
-            self._answer(answer, body)
-            return
-        # The trainer keeps it, gives it a number, and sends it when it is to be used again.
-        self._answer(answer, body, (packed.segment.fd,))
+        # The trainer keeps a new segment, gives it a number, and sends it when it is to be used again.
+        fds = (packed.segment.fd,) if packed.is_new and packed.segment is not None else ()
+        try:
+            self._answer(answer, body, fds)
+        except OSError:  # no descriptor is left: the trainer does not know this layout
+            self._layouts = LayoutNumbers()
+            raise
 
     def _pack_error(self, error: Exception, task: Task) -> bytes:
         row = self._line[ROW] - 1
@@ -413,21 +370,8 @@ class Worker:
 
     def _make_segment(self, num_bytes: int) -> Segment:
         """Called by the packer when a batch does not fit into its slot."""
-        task = self._task
-        assert task is not None
-        size_bytes = max(num_bytes, task.min_new_bytes)
-        if task.max_new_bytes is not None and num_bytes > segment_bytes(task.max_new_bytes, 0):
-            raise NoRoom(num_bytes)
-        found = room(self._limits.levels())
-        if refusal(size_bytes, found, "") is not None:
-            size_bytes = num_bytes
-        text = refusal(size_bytes, found, f"batch {task.batch}")
-        if text is not None and task.max_new_bytes is not None:
-            raise NoRoom(num_bytes)  # the trainer asks again when it waits for this batch, or with another slot
-        if text is not None:
-            raise MemoryLimitError(text)
-        self._made.append(Segment.create(size_bytes))
-        return self._made[-1]
+        assert self._task is not None
+        return self._holdings.make(self._task, num_bytes)
 
 
 def refuse_tasks(number: int, sock: socket.socket, error: Exception) -> None:
