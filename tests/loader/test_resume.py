@@ -12,14 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from headrace.errors import UsageError
 from headrace.loader.resume import ResumeBook
 
-
-@pytest.fixture(autouse=True)
-def _keep_generators():
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
+pytestmark = pytest.mark.usefixtures("keep_generators")
 
 
 class Host:

@@ -11,14 +11,7 @@ from headrace.loader import generators as generators_module
 from headrace.loader.generators import Mixer, NumpyGenerator, PythonGenerator, TorchGenerator
 from headrace.loader.seeding import Generators, PlaceRng, PlaceSeeder, seed_worker
 
-
-@pytest.fixture(autouse=True)
-def _keep_generators():
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
+pytestmark = pytest.mark.usefixtures("keep_generators")
 
 
 def _slow_ways(monkeypatch):

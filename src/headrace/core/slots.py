@@ -115,10 +115,6 @@ class SlotTable:
         """The generation that the next delivery of this slot gets; the lease is made with it."""
         return self._slots[slot_id].generation + 1
 
-    def slot_of(self, task: int) -> int | None:
-        """The slot that a running task was given."""
-        return self._uses[task].slot_id
-
     def living(self) -> list[int]:
         """All slots that are not retired."""
         return list(self._slots)

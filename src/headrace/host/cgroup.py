@@ -15,7 +15,7 @@ from headrace.host.procfs import Mount, Reader, parse_mountinfo, read_text
 from headrace.records.rundir import CgroupSample
 
 #: Version 1 writes "no limit" as the largest multiple of a page in 63 bits; no machine has an exbibyte.
-_UNLIMITED_BYTES = 1 << 60
+UNLIMITED_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +109,18 @@ def cpu_quota_cores(level: Level) -> float | None:
     if level.version == 2:
         text = read_text(f"{level.directory}/cpu.max")
         return parse_cpu_max(text) if text else None
-    quota = _number(f"{level.directory}/cpu.cfs_quota_us")
-    period = _number(f"{level.directory}/cpu.cfs_period_us")
+    quota = read_number(f"{level.directory}/cpu.cfs_quota_us")
+    period = read_number(f"{level.directory}/cpu.cfs_period_us")
     return quota / period if quota is not None and quota > 0 and period else None
 
 
 def memory_limit_bytes(level: Level) -> int | None:
     """The memory limit set at one level; None when none is set."""
-    value = _number(f"{level.directory}/{'memory.max' if level.version == 2 else 'memory.limit_in_bytes'}")
-    return value if value is not None and value < _UNLIMITED_BYTES else None
+    value = read_number(f"{level.directory}/{'memory.max' if level.version == 2 else 'memory.limit_in_bytes'}")
+    return value if value is not None and value < UNLIMITED_BYTES else None
 
 
-def _number(path: str, read: Reader = read_text) -> int | None:
+def read_number(path: str, read: Reader = read_text) -> int | None:
     """The only number in a file; None when the file is missing or says ``max``."""
     text = (read(path) or "").strip()
     return int(text) if text.lstrip("-").isdigit() else None
@@ -200,7 +200,7 @@ class Cgroups:
         # cpu and cpuacct are most often one hierarchy; where they are two, cpuacct's innermost group has the usage.
         same = next((u for u in self._usage if u.directory == level.directory), None)
         usage = same or (self._usage[0] if self._usage else None)
-        sample.usage_ns = _number(f"{usage.directory}/cpuacct.usage", self._read) if usage else None
+        sample.usage_ns = read_number(f"{usage.directory}/cpuacct.usage", self._read) if usage else None
 
 
 def _times_1000(value: int | None) -> int | None:
@@ -217,10 +217,10 @@ def _tightest(levels: list[Level], limit: Callable[[Level], float | None]) -> Le
 def _read_memory(sample: CgroupSample, level: Level) -> None:
     stat = parse_flat(read_text(f"{level.directory}/memory.stat") or "")
     if level.version == 2:
-        sample.memory_bytes = _number(f"{level.directory}/memory.current")
+        sample.memory_bytes = read_number(f"{level.directory}/memory.current")
         sample.memory_file_bytes = stat.get("inactive_file")
         sample.memory_limit_hits = parse_flat(read_text(f"{level.directory}/memory.events") or "").get("max")
         return
-    sample.memory_bytes = _number(f"{level.directory}/memory.usage_in_bytes")
+    sample.memory_bytes = read_number(f"{level.directory}/memory.usage_in_bytes")
     sample.memory_file_bytes = stat.get("total_inactive_file", stat.get("inactive_file"))
-    sample.memory_limit_hits = _number(f"{level.directory}/memory.failcnt")
+    sample.memory_limit_hits = read_number(f"{level.directory}/memory.failcnt")

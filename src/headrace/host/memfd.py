@@ -146,12 +146,18 @@ def recv_with_fds(sock: socket.socket, max_bytes: int, max_fds: int, flags: int 
     """
     room = socket.CMSG_LEN(max_fds * _FD_BYTES)
     message, ancillary, got_flags, _ = sock.recvmsg(max_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)
-    fds = array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
+    fds = descriptors_of(ancillary)
     if got_flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         for fd in fds:
             os.close(fd)
         raise OSError(f"a message of more than {max_bytes} bytes or {max_fds} descriptors was cut off")
-    return message, list(fds)
+    return message, fds
+
+
+def descriptors_of(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with a message, as ``recvmsg`` gives them; they are this process's from now on."""
+    fds = array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
+    return list(fds)

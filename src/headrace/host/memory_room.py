@@ -7,7 +7,15 @@ level (it sums its counters over all CPUs): for the making of a segment, not for
 from __future__ import annotations
 
 from headrace.core.room import MemoryLevel, machine_level
-from headrace.host.cgroup import Level, locate, memory_limit_bytes, parse_flat, parse_memberships
+from headrace.host.cgroup import (
+    UNLIMITED_BYTES,
+    Level,
+    locate,
+    memory_limit_bytes,
+    parse_flat,
+    parse_memberships,
+    read_number,
+)
 from headrace.host.procfs import Mount, Reader, parse_mountinfo, read_text
 
 
@@ -43,19 +51,14 @@ def _read_level(level: Level, read: Reader) -> MemoryLevel | None:
     stat = parse_flat(read(f"{level.directory}/memory.stat") or "")
     if level.version == 2:
         # Beyond memory.high the kernel throttles allocations until next to nothing goes on.
-        limits = [memory_limit_bytes(level), _number(read, f"{level.directory}/memory.high")]
-        usage, cache = _number(read, f"{level.directory}/memory.current"), stat.get("inactive_file")
+        limits = [memory_limit_bytes(level), read_number(f"{level.directory}/memory.high", read)]
+        usage, cache = read_number(f"{level.directory}/memory.current", read), stat.get("inactive_file")
     else:
         # The tightest of all levels above, also of those that a container does not show.
         limits = [memory_limit_bytes(level), stat.get("hierarchical_memory_limit")]
-        usage = _number(read, f"{level.directory}/memory.usage_in_bytes")
+        usage = read_number(f"{level.directory}/memory.usage_in_bytes", read)
         cache = stat.get("total_inactive_file", stat.get("inactive_file"))
-    limit = min((value for value in limits if value is not None and value < 1 << 60), default=None)
+    limit = min((value for value in limits if value is not None and value < UNLIMITED_BYTES), default=None)
     if limit is None or usage is None:
         return None
     return MemoryLevel(f"cgroup {level.directory}", limit, usage, cache or 0)
-
-
-def _number(read: Reader, path: str) -> int | None:
-    text = (read(path) or "").strip()
-    return int(text) if text.isdigit() else None

@@ -6,7 +6,6 @@ message that names them, in the order in which it names them; a memfd with the b
 
 from __future__ import annotations
 
-import array
 import errno
 import os
 import pickle
@@ -15,6 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.host.memfd import descriptors_of, send_with_fds
 from headrace.loader.messages import Answer, Kind, Task, no_extras
 
 #: Datagrams up to this size are sent as they are. The default socket buffer takes three of them.
@@ -90,7 +90,7 @@ class Channel:
     def _send(self, data: bytes, fds: Sequence[int]) -> bool:
         try:
             if fds:
-                socket.send_fds(self.sock, [data], list(fds))
+                send_with_fds(self.sock, data, fds)
             else:
                 self.sock.send(data)
         except BlockingIOError:
@@ -115,7 +115,7 @@ class Channel:
             return None
         if num_bytes == 0:
             raise EOFError("the other end is closed")
-        fds = _descriptors(ancillary) if ancillary else []
+        fds = descriptors_of(ancillary) if ancillary else []
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             for fd in fds:
                 os.close(fd)
@@ -141,14 +141,6 @@ class Channel:
     def close(self) -> None:
         """Close this end. Idempotent."""
         self.sock.close()
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
 
 
 def _encode_task(task: Task) -> tuple[bytes, bytes]:
